@@ -8,7 +8,7 @@ import pytest
 import torch
 from captioned import flags
 from conftest import png
-from models import add, save_clip
+from models import add
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import cloze_words
@@ -146,23 +146,3 @@ def test_the_default_words_are_closed_lists_and_the_data_sets_own(runs, data, cl
     metrics, _ = evaluate(*cloze_flags(runs, data, words=False))
     assert metrics["words_number"].startswith("one, two") and metrics["questions_preposition"] == 2
     assert "questions_verb" not in metrics and "star" in metrics["words_noun"]
-
-
-@pytest.mark.parametrize("content, words", [
-    ("[]", "should hold a JSON dict"), ('{"colour": ["red"]}', "a list of two words or more"),
-    ('{"colour": ["grey", "gray"]}', "a list of two words or more"), ('{"a b": ["x", "y"]}', "'a b' should be a name"),
-    ('{"colour": ["mauve", "teal"]}', "no caption has a word of the lists colour"),
-])
-def test_words_that_cannot_be_asked_for_are_one_line(runs, data, clip_benchmark, content, words):
-    (data.parent / "words.json").write_text(content)
-    with pytest.raises(SystemExit) as end:
-        evaluate(*cloze_flags(runs, data))
-    assert words in end.value.code and "\n" not in end.value.code
-
-
-def test_what_fills_in_no_words_is_told(runs, data, clip_benchmark, tmp_path):
-    name, weights = save_clip(tmp_path)
-    command = cloze_flags(runs, data)
-    command[command.index("mdc")], command[command.index(str(runs / "mdc"))] = name, weights
-    with pytest.raises(SystemExit, match="fills in no words: --task cloze is of captioners"):
-        evaluate(*command)

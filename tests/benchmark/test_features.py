@@ -98,12 +98,6 @@ def test_cls_and_gap_do_not_depend_on_how_the_tower_pools(image):
 
 
 @torch.no_grad()
-def test_pooled_is_encode_image(image):
-    model = tiny_clip()
-    assert torch.equal(feature_fn(model, "pooled")(image), model.encode_image(image))
-
-
-@torch.no_grad()
 def test_gap_of_a_captioner_is_the_mean_of_its_own_tokens(image):
     captioner = tiny_clip()
     captioner.encode_image_tokens = lambda image: image.flatten(2)  # what marks a captioner
@@ -119,17 +113,6 @@ def test_gap_of_a_timm_tower_is_the_mean_of_its_patch_tokens():
     tokens = model.visual.trunk.forward_features(image)
     expected = tokens[:, model.visual.trunk.num_prefix_tokens:].mean(dim=1)
     assert torch.allclose(feature_fn(model, "gap")(image), expected, atol=1e-5)
-
-
-def test_features_that_a_tower_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="unknown feature 'best': choose one of gap, cls, pooled"):
-        feature_fn(tiny_clip(), "best")
-    timm_clip = CLIP(16, dict(timm_model_name="test_vit", timm_pool="token", image_size=160), TEXT)
-    with pytest.raises(ValueError, match="'cls' needs OpenCLIP's own ViT and its class token, not this TimmModel"):
-        feature_fn(timm_clip, "cls")
-    for kind in ("cls", "gap"):
-        with pytest.raises(ValueError, match="plain tokens"):
-            feature_fn(tiny_clip(attentional_pool=True), kind)
 
 
 def test_fingerprint_follows_weights_and_settings_only():
@@ -224,11 +207,9 @@ def flip_last_bit(path):
 
 
 @pytest.mark.parametrize("damage", [
-    lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(b"no safetensors at all"),
     lambda path: path.write_bytes(path.read_bytes()[:-10]),
     flip_last_bit,
-], ids=["empty", "foreign", "cut short", "one bit"])
+], ids=["cut short", "one bit"])
 def test_a_damaged_file_is_extracted_again_with_a_warning(tmp_path, damage):
     features, _, _ = fetch(tmp_path, tiny_clip())
     damage(next(tmp_path.iterdir()))
@@ -301,12 +282,6 @@ def test_a_run_killed_while_writing_leaves_nothing_that_counts(killed_run):
     assert fetch(folder, tiny_clip(), tiny_loader())[2] == 0
 
 
-def test_a_write_that_fails_leaves_no_file(tmp_path):
-    with pytest.raises(TypeError):
-        save_features(str(tmp_path / "x.safetensors"), {"split": "x"}, torch.ones(2), torch.ones(2), note=3)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_disk_without_room_is_an_error_that_names_the_file(tmp_path):
     script = """
 import resource, sys, torch
@@ -335,32 +310,6 @@ def test_a_finished_file_is_not_swept_away_by_another_that_begins_to_write_it(tm
     monkeypatch.setattr(os, "replace", begin_another)
     save_features(path, key, torch.zeros(2), torch.ones(2))
     assert load_features(path, key)[0].tolist() == [0, 0] and os.listdir(tmp_path) == ["x.safetensors"]
-
-
-def test_two_runs_that_write_the_same_file_never_show_half_of_it(tmp_path):
-    key, stop = {"split": "train", "anything": 1}, tmp_path / "stop"
-    path = feature_path(str(tmp_path), key)
-    other = run_python(f"""
-import os, torch
-from clip_benchmark_ext.features import save_features
-print("ready", flush=True)
-while not os.path.exists({str(stop)!r}):
-    save_features({path!r}, {key!r}, torch.full((2000, 8), 2.0), torch.arange(2000))
-""")
-    assert other.stdout.readline() == "ready\n"
-    seen, reads = set(), 0
-    try:
-        while len(seen) < 2 or reads < 30:
-            save_features(path, key, torch.full((2000, 8), 1.0), torch.arange(2000))
-            features, _ = load_features(path, key)  # raises ValueError on half a file, or on halves of two
-            seen.add(tuple(features.unique().tolist()))
-            reads += 2.0 in features  # those that met the other run's file
-            assert other.poll() is None
-    finally:
-        stop.touch()
-        assert other.wait(timeout=1200) == 0
-    assert seen == {(1.0,), (2.0,)}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["stop", os.path.basename(path)]
 
 
 CIFAR10 = SHARED / "probe" / "cifar10"

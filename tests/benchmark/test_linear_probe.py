@@ -10,7 +10,6 @@ import torch
 from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import linear_probe as upstream
 from conftest import SHARED, needs_data
-from conftest import run as run_command
 from open_clip.model import CLIP
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
@@ -23,9 +22,6 @@ from clip_benchmark_ext.tasks.linear_probe import (
     best_weight_decay,
     choose_rows,
     evaluate,
-    predict,
-    top_k_accuracy,
-    train,
 )
 
 NUM_CLASSES, WIDTH = 8, 16
@@ -108,13 +104,10 @@ def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=
     dict(epochs=10, normalize=False),
     dict(amp=True),
     dict(fewshot_k=3),
-    dict(fewshot_k=3, seed=5),
     dict(num_workers=2, epochs=2, fewshot_k=5),
     dict(val=True),
-    dict(val=True, normalize=False, epochs=4),
     dict(val=True, fewshot_k=4),
     dict(splits=(clusters(60, 1, num_classes=5), VAL, clusters(50, 3, num_classes=5))),  # no top-5
-    dict(splits=(TRAIN, VAL, clusters(50, 3, num_classes=5))),
 ], ids=lambda options: " ".join(options) or "default")
 def test_results_equal_upstreams_to_the_last_digit(monkeypatch, tmp_path, options):
     theirs, ours = both(monkeypatch, tmp_path, **options)
@@ -124,11 +117,6 @@ def test_results_equal_upstreams_to_the_last_digit(monkeypatch, tmp_path, option
     assert {name: ours[name] for name in theirs} == theirs
     assert 0.2 < ours["lp_acc1"] < 0.95
     json.dumps(ours, allow_nan=False)
-
-
-def test_the_search_changes_the_weight_decay_in_these_data(monkeypatch, tmp_path):
-    theirs, ours = both(monkeypatch, tmp_path, val=True, fewshot_k=4)
-    assert ours["weight_decay"] == theirs["weight_decay"] > 1e-6
 
 
 def run(folder, fewshot_k=-1, seed=0, splits=(TRAIN, None, TEST), **keywords):
@@ -169,27 +157,9 @@ def test_a_validation_share_is_the_one_upstream_takes_also_from_a_stream(monkeyp
     assert run(tmp_path / "ours")["weight_decay"] == 0
 
 
-def test_separable_features_are_classified_without_error(tmp_path):
-    splits = (clusters(400, 1, noise=0.02), None, clusters(200, 2, noise=0.02))
-    result = run(tmp_path, splits=splits)
-    assert (result["lp_acc1"], result["lp_acc5"], result["lp_mean_per_class_recall"]) == (1.0, 1.0, 1.0)
-
-
 def test_too_few_images_of_a_class_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"8 of 8 classes have fewer than 40 .*class 0 has 39.*--fewshot_k"):
         run(tmp_path, fewshot_k=40)
-
-
-def test_arguments_and_targets_that_cannot_work_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="fewshot_k is 0"):
-        run(tmp_path, fewshot_k=0)
-    with pytest.raises(ValueError, match="val_proportion is 1.5"):
-        run(tmp_path, val_proportion=1.5)
-    with pytest.raises(ValueError, match="no val_split"):
-        run(tmp_path, val_proportion=0.5, splits=(TRAIN, VAL, TEST))
-    many_labels = TensorDataset(TRAIN.tensors[0], torch.eye(NUM_CLASSES)[TRAIN.tensors[1]].long())
-    with pytest.raises(ValueError, match="one class id per image"):
-        run(tmp_path, splits=(many_labels, None, TEST))
 
 
 def test_classes_that_only_the_validation_set_has_are_learned(tmp_path):
@@ -225,12 +195,6 @@ def test_the_search_prefers_the_smaller_weight_decay_of_equals():
     assert best_weight_decay(lambda weight_decay: 0.0) == pytest.approx(1e-6)
 
 
-def test_top_k_accuracy_counts_by_hand():
-    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0], [1.0, 3.0, 2.0]])
-    targets = torch.tensor([0, 1, 0, 1])  # ranks 1, 2, 3, 1
-    assert top_k_accuracy(logits, targets, (1, 2, 3)) == [0.5, 0.75, 1.0]
-
-
 def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
     path = tmp_path / "probes" / "mine.safetensors"
     result = run(tmp_path / "features", save_probe=str(path))
@@ -249,13 +213,6 @@ def test_classes_that_only_the_test_set_has_are_no_classes_of_the_probe(tmp_path
     result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), None, clusters(80, 3, 0.02)), save_probe=str(path))
     assert load_file(path)["weight"].shape == (6, WIDTH)
     assert result["lp_acc1"] == pytest.approx(0.75, abs=0.02)  # 6 of 8 classes are known
-
-
-def test_predictions_are_the_logits_of_the_rows_in_their_order():
-    features, targets = TRAIN.tensors
-    probe = train(features, targets, NUM_CLASSES, 0.0, 0.1, 2, 64, False, "cpu", 0)
-    with torch.no_grad():
-        assert torch.allclose(predict(probe, features, 64, False, "cpu"), probe(features), atol=1e-5)
 
 
 CIFAR10 = SHARED / "probe" / "cifar10"
@@ -281,19 +238,3 @@ def test_the_command_probes_a_clip_model_on_real_images_on_the_cpu(monkeypatch, 
     assert 0.1 < result["lp_acc1"] < result["lp_acc5"] <= 1  # a random network's features still beat chance
     assert result["epochs"] == 10 and result["fewshot_k"] == -1 and result["feature"] == feature
     assert sorted(p.name.split("-")[0] for p in Path("features").iterdir()) == ["test", "train"]
-
-
-def test_it_enters_only_what_it_needs(scenes, runs, tmp_path):
-    """In an interpreter of its own: what writes, scores or perturbs captions, or draws scenes, is not even imported."""
-    code = ("import sys; from clip_benchmark_ext.cli import main; main(sys.argv[1:]); "
-            "print('ENTERED', *sys.modules)")
-    said = run_command("python", "-c", code, "eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset",
-               "wds/scenes", "--dataset_root", str(scenes / "probe"), "--task", "linear_probe", "--num_workers", "0",
-               "--fewshot_epochs", "1", "--feature_root", str(tmp_path), "--output", str(tmp_path / "result.json"))
-    entered = set(said.stdout.partition("ENTERED ")[2].split())
-    assert "clip_benchmark_ext.tasks.linear_probe" in entered and (tmp_path / "result.json").exists()
-    for module in ("tasks.captioning", "tasks.selection", "tasks.zeroshot", "coca", "metrics", "selection_datasets",
-                   "datasets.corruptions", "datasets.perturb", "datasets.readers"):
-        assert f"clip_benchmark_ext.{module}" not in entered
-    for module in ("decoding.clip_guidance", "decoding.generate", "likelihood", "scenes", "data.journal"):
-        assert f"open_clip_mdc.{module}" not in entered

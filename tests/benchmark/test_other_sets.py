@@ -38,18 +38,6 @@ def test_the_list_of_names_is_that_of_clip_benchmarks_builder():
         foreign_datasets.PREFIXES)
 
 
-@pytest.mark.parametrize("name, words", [
-    ("cifra10", "did you mean cifar10 or "), ("mscoco", "did you mean mscoco_captions"), ("photos", "--dataset folder"),
-    ("/data/photos", "DIR/train/CLASS"), ("imagenet", "imagenet1k"),
-])
-def test_an_unknown_name_is_refused_before_the_model_is_loaded(runs, monkeypatch, name, words):
-    monkeypatch.setattr(benchmark_run, "load_model", lambda args: pytest.fail("loaded"))
-    complaint = evaluate(runs, "--dataset", name, "--dataset_root", ".")
-    assert complaint.startswith(f"error: --dataset {name} is not known") and "\n" not in complaint
-    assert words in complaint and "Others: sugar_crepe/NAME, aro/NAME, winoground, valse/NAME, sugar_crepe_pp/NAME" in \
-        complaint and "mmvp_vlm, nlvr/NAME, wds/NAME" in complaint
-
-
 FOREIGN = [*foreign_datasets.FOREIGN, "vtab/cifar10", "vtab/diabetic_retinopathy", "vtab/resisc45", "tfds/mnist"]
 
 
@@ -162,8 +150,3 @@ def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name,
     assert ("val has no image of dog" in caplog.text) is empty
     if empty:  # the labels 0, 1 and 2 are these
         assert result["classnames"] == ["big cat", "dog", "owl"] and "  big cat  " in capsys.readouterr().out
-
-
-def test_names_of_other_classes_than_the_folders_are_refused(photos, runs):
-    complaint = evaluate(runs, "--dataset", "imagenet1k-unverified", "--dataset_root", photos)
-    assert "1000 class names, but 3 class folders" in complaint and "\n" not in complaint

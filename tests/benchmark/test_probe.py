@@ -38,14 +38,6 @@ def test_votes_of_neighbours_are_those_of_a_loop():
             assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_near_neighbours_outvote_many_far_ones():
-    """By hand: one image at cosine 1 weighs e^(1/0.07), three at cosine 0.9 together 3 e^(0.9/0.07), less by 28 %."""
-    far = [0.9, math.sqrt(1 - 0.81)]
-    votes = knn_votes(torch.tensor([[2.0, 0], far, far, far]), torch.tensor([0, 1, 1, 1]), torch.tensor([[0.5, 0]]), 2,
-                      ks=(4,))["knn4"][0]
-    assert votes.argmax() == 0 and votes[1] / votes[0] == pytest.approx(3 * math.exp(-0.1 / 0.07), rel=1e-4)
-
-
 def test_the_attentive_probe_is_multi_head_attention_of_one_query():
     torch.manual_seed(0)
     tokens = torch.randn(3, 6, 128) * 2 + 1
@@ -221,25 +213,6 @@ def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(dat
         other = [patch_tokens(towers.load(args, None).untrained, image) for args.seed in (0, 1)]
         assert torch.equal(other[0], patch_tokens(found.untrained, image))
         assert not torch.allclose(other[0], other[1]) and not torch.allclose(other[0], expected[:, 1:])
-
-
-@pytest.mark.usefixtures("clip_benchmark")
-@pytest.mark.parametrize("flags, said", [
-    (("--model", "timm-test_vit"), "--model timm-test_vit needs --pretrained: a file or folder of weights"),
-    (("--model", "timm-test_vitt", "--pretrained", "x"), "timm has no such encoder (did you mean timm-test_vit"),
-    (("--model", "timm-test_vit", "--pretrained", "nowhere.pt"), "--pretrained nowhere.pt: no such file or folder"),
-    (("--model", "mdc", "--pretrained", "RUN", "--image_size", "48"), "--image_size 48 is only for --model timm-NAME"),
-    (("--model", "mdc", "--pretrained", "RUN", "--feature", "pooled"), "--feature pooled cannot be probed here"),
-    (("--model", "mdc", "--pretrained", "RUN", "--val_proportion", "1"), "24 of 24 training images would be held out"),
-    (("--model", "timm-test_vit", "--pretrained", "x", "--task", "linear_probe"), "an image encoder alone: give"),
-])
-def test_what_cannot_work_is_said_in_one_line(runs, data, flags, said):
-    flags = [str(runs / "mdc") if flag == "RUN" else flag for flag in flags]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["eval", "--task", "probe", *flags, "--dataset", "wds/x", "--dataset_root", str(data), "--quiet",
-                  "--num_workers", "0", "--no_amp", "--output", "result.json"])
-    assert str(end.value).startswith("error: ") and said in str(end.value) and "\n" not in str(end.value)
-    assert not Path("result.json").exists()
 
 
 @torch.no_grad()

@@ -44,13 +44,10 @@ MONTE_CARLO = ("--scorer", "monte_carlo", "--num_samples", "4")
 CHANGES = [  # what was done, and what is asked for now
     (SELECTION, (), MONTE_CARLO),
     (SELECTION, MONTE_CARLO, ("--scorer", "monte_carlo", "--num_samples", "8")),
-    (SELECTION, MONTE_CARLO, (*MONTE_CARLO, "--trained_interval")),
     (SELECTION, (), ("--alpha", "0.5")),
     (SELECTION, (), ("--no_amp",)),
     (PROBE, (), ("--feature", "cls")),
-    (PROBE, (), ("--seed", "1")),
     (PROBE, (), ("--fewshot_epochs", "3")),
-    (("--dataset", "wds/tiny"), (), MONTE_CARLO),
 ]
 
 
@@ -185,31 +182,6 @@ def test_results_of_the_packaged_captioner_are_of_photo_wherever_it_is_installed
     assert Path(name.removeprefix("local-dir:")).is_absolute() and about["settings"]["weights_sha256"]
     assert about["model"] == about["pretrained"] == "photo"
     assert results.file_name("{pretrained_full_path}_{model}_{dataset}.json", args) == "photo_photo_tiny.json"
-
-
-def test_a_write_that_fails_leaves_the_old_result(tmp_path):
-    results.write(tmp_path / "x.json", {}, {"acc": 1.0})
-    with pytest.raises(TypeError):
-        results.write(tmp_path / "x.json", {}, {"acc": object()})
-    assert strict("x.json") == {"metrics": {"acc": 1.0}} and os.listdir() == ["x.json"]
-
-
-def test_bad_input_is_named_in_one_line(runs, data, tmp_path):
-    mdc = ("--model", "mdc", "--pretrained", runs / "mdc")
-    cases = {
-        "unknown data set 'sugar_crepes'": (*mdc, "--dataset", "sugar_crepes"),
-        "--model mdc needs --pretrained": ("--model", "mdc", *SELECTION),
-        "no model known here": ("--model", "ViT-B-33", *SELECTION),
-        "no webdataset in": (*mdc, "--dataset", "wds/tiny", "--dataset_root", tmp_path),
-        "has wrong captions too": (*mdc, *SELECTION, "--task", "linear_probe"),
-        "no wrong captions to select": (*mdc, "--dataset", "wds/tiny", "--task", "image_caption_selection"),
-        "needs an image and a .txt": (*mdc, "--dataset", "wds/tiny", "--task", "zeroshot_retrieval"),
-        "leave it out": (*mdc, *PROBE, "--skip_load"),
-    }
-    for words, flags in cases.items():
-        with pytest.raises(SystemExit) as error:
-            evaluate("--dataset_root", data, *flags)
-        assert words in error.value.code and "\n" not in error.value.code, (words, error.value.code)
 
 
 # ---- a CLIP model's numbers are the official ones

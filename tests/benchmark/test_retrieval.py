@@ -13,7 +13,6 @@ from clip_benchmark_ext import cli
 from clip_benchmark_ext import resume as resume_module
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import retrieval
-from open_clip_mdc import progress
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.likelihood.log_likelihood import mean_image
@@ -65,17 +64,6 @@ def recalls(scores: np.ndarray, k: int) -> tuple[float, float]:
     images = [(scores[:, c] > scores[OWNER[c], c]).sum() < k for c in range(len(FLAT))]
     texts = [(row > row[OWNER == i].max()).sum() < k for i, row in enumerate(scores)]
     return float(np.mean(images)), float(np.mean(texts))
-
-
-def test_progress_of_a_stream_tells_its_total_once_the_captions_are_counted(runs, data, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    monkeypatch.setattr(retrieval, "MOST_IMAGES", 4)
-    evaluate(data, *captioner(runs), "--batch_size", "8")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines if line.startswith("captions: ")][-1] == "captions: 2 batches"
-    assert [line.split(",")[0] for line in lines if line.startswith("likelihoods: ")][-1] == (
-        "likelihoods: 3 of 3 batches")
-    assert "?" not in "".join(line.split(" gone")[0] for line in lines)
 
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
@@ -177,15 +165,3 @@ def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, d
     other = evaluate(data, *captioner(runs), "--alpha", "0.3", "--recall_k", "2")
     assert len(scored) == 4 and other["alpha"] == 0.3 and other["text_retrieval_recall@2_by_alpha"][3] == \
         other["text_retrieval_recall@2_debiased"]
-
-
-@pytest.mark.parametrize("flags, words", [
-    (("--recall_k", "10"), "--recall_k 10 is too large for 9 images"),
-    (("--shortlist", "4"), "--shortlist K and --clip MODEL:FILE go together"),
-    (("--clip", "x:y"), "--shortlist K and --clip MODEL:FILE go together"),
-    (("--clip", "x:y", "--shortlist", "2"), "--shortlist 2 should be at least --recall_k 3"),
-])
-def test_what_cannot_work_is_refused_in_one_line(runs, data, flags, words):
-    with pytest.raises(SystemExit) as end:
-        evaluate(data, *captioner(runs, "mdc"), *flags)
-    assert end.value.code.startswith("error: ") and words in end.value.code and "\n" not in end.value.code

@@ -193,23 +193,3 @@ def test_kept_features_are_those_of_the_content(runs, tmp_path):
     kept = sorted(os.listdir(tmp_path / "kept"))
     evaluate(*flags, tmp_path / "kept")
     assert sorted(os.listdir(tmp_path / "kept")) == kept and len(kept) == 3
-
-
-def test_weights_of_a_folder_and_train_captions_are_told_by_their_content(tmp_path):
-    from argparse import Namespace
-
-    from clip_benchmark_ext.results import describe
-    (tmp_path / "model").mkdir()
-    weights, shard = tmp_path / "model" / "open_clip_model.safetensors", tmp_path / "0.tar"
-    args = Namespace(pretrained=f"local-dir:{tmp_path / 'model'}", model="x", dataset="x", task="x", language="en",
-                     amp=False, device="cpu", dataset_root="", split="test", model_type="open_clip")
-    found = []
-    for content in (b"1", b"2"):
-        weights.write_bytes(content)
-        shard.write_bytes(b"1")
-        found.append(describe(args, (), {"train_captions": f"{tmp_path}/{{0..0}}.tar"}, {}))
-        shard.write_bytes(content)
-        found.append(describe(args, (), {"train_captions": f"{tmp_path}/{{0..0}}.tar"}, {}))
-    assert found[0] == found[1] and len({json.dumps(about) for about in found}) == 3
-
-

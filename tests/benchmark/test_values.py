@@ -179,14 +179,6 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
     assert (metrics["scorer"], metrics["alpha"], metrics["blind"]) == (options["method"], 0.5, "mean image")
 
 
-def test_an_option_of_another_scorer_is_refused(runs, order, tmp_path):
-    mdc = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "aro/coco_order", "--dataset_root", order)
-    for flags, words in ((["--trained_interval"], "an option of --scorer monte_carlo"),
-                         (["--scorer", "autoregressive"], "does not fit this model")):
-        with pytest.raises(SystemExit, match=words):
-            evaluate(tmp_path, *mdc, *flags)
-
-
 def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused_as_classes(runs, tmp_path, caplog):
     """Cut, these two are equal, and the case is a tie. SugarCrepe has one that the scenes' vocabulary cuts."""
     mdc, long = ("--model", "mdc", "--pretrained", runs / "mdc"), "red " * 90
@@ -222,6 +214,3 @@ def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiase
                 best.append(bool((score[0] >= score - 1e-4).all()))
             assert metrics[f"text_acc{row}"] == pytest.approx(np.mean(best), abs=0.1)
     assert 0 <= metrics["text_acc_debiased"] <= 1
-    with pytest.raises(SystemExit, match="an option of --scorer monte_carlo"):
-        evaluate(tmp_path, "--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order",
-                 "--dataset_root", order, "--trained_interval")

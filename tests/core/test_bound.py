@@ -98,27 +98,6 @@ def test_the_standard_error_is_that_of_repeated_estimates():
     assert 0.8 < spread / torch.cat([s.standard_error for s in scores]).square().mean().sqrt() < 1.25
 
 
-def test_one_token_by_the_true_posterior_has_the_bound_of_its_probability():
-    """If x_T tells nothing about x_0, the bound is tight for every x_0."""
-    data = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
-    for preset in ("absorbing", "replace"):
-        schedule = make_schedule(V, T, preset)
-        table = torch.stack([(data[:, None] * product(dense(schedule), 0, t)[:V]).T.log() for t in range(T + 1)], dim=1)
-
-        table = table.nan_to_num(neginf=-1e9)
-
-        def network(lengths, table=table):
-            return lambda text, predicted, time: table[text.take(predicted), time[predicted // text.shape[1]]]
-        for i in range(V):
-            rows = [(t, [[k == V]], [[k != V]], [[k]], float(product(dense(schedule), 0, t)[i, k]) / T)
-                    for t in range(1, T + 1) for k in range(V + 1)]
-            step, masked, replaced, other, weight = (np.array(x).reshape(len(rows), *np.array(x).shape[2:])
-                                                     for x in zip(*rows, strict=True))
-            noise = Noise(step, masked, replaced, other, weight)
-            values, _ = bound_of_draws(network, torch.tensor([[SOT, i]]), {1: noise}, schedule, 64)
-            assert (values[0] * weight).sum() == pytest.approx(-math.log(data[i]), rel=1e-5)
-
-
 @pytest.mark.parametrize("preset", ["absorbing", "code", "replace"])
 def test_noise_is_of_every_time_equally_often_and_of_seed_and_length_alone(preset):
     schedule = make_schedule(VOCAB, 100, preset)
@@ -186,15 +165,11 @@ def test_an_absorbing_models_bound_is_the_sum_over_all_its_masks():
     assert abs(-float(got.log_likelihood) - expected) < 4 * float(got.standard_error) < 0.1 * expected
 
 
-def test_it_is_the_default_score_of_its_models_and_refused_for_others():
+def test_it_is_the_default_score_of_its_models():
     text, image = captions([5, 9]), images(2)
     model = tiny_captioner("mcd", t_min=0.0)
     assert torch.equal(model.log_likelihood(image, text, num_samples=100),
                        model.log_likelihood(image, text, "bound", num_samples=100))
-    with pytest.raises(ValueError, match="'bound' does not fit"):
-        tiny_captioner("mdc").log_likelihood(image, text, "bound")
-    with pytest.raises(ValueError, match="an option of method 'monte_carlo', not of 'bound'"):
-        model.log_likelihood(image, text, interval=(0.5, 1.0))
 
 
 def test_a_model_that_was_scored_still_trains():

@@ -15,7 +15,7 @@ from open_clip_mdc.decoding.generate import generate
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration import configs
-from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions, valid_tokens
+from open_clip_mdc.text.special_tokens import decode_captions
 
 MODELS = ("MDC-ViT-Ti-8", "MCD-ViT-Ti-8")
 
@@ -167,32 +167,6 @@ def test_guided_decoding_equals_a_naive_loop(model, clip, image, tokenizer, scal
     assert text.tolist() == [naive(model, clip, one, tokenizer, 5, scale, 4) for one in image]
 
 
-def test_clip_reads_whole_captions_only_each_once_in_batches(model, clip, image, tokenizer, monkeypatch):
-    seen, cosines, ask = [], Guide.cosines, Guide.__call__
-    monkeypatch.setattr(Guide, "cosines", lambda self, captions, images: seen.append(captions) or cosines(
-        self, captions, images))
-    shown = []
-    monkeypatch.setattr(Guide, "__call__", lambda self, text, row: shown.append(text) or ask(self, text, row))
-    encoded = []
-    hook = clip.model.visual.register_forward_hook(lambda *_: encoded.append(1))
-    guide = Guide(clip, image, tokenizer, 1.0, 5)
-    generate(model, image, length="auto", guide=guide)
-    hook.remove()
-    assert len(encoded) == 1
-    for captions in seen:
-        for caption in captions:
-            assert "[MASK]" not in caption and "<start_of_text>" not in caption and "<end_of_text>" not in caption
-    for text in shown:
-        assert (text[valid_tokens(text, model.vocab_size)] != model.vocab_size).all()
-        ends = text[..., -1] == 0  # padding stands behind the captions of shorter lengths, and is not read
-        for row, end in zip(text.flatten(0, 1), ends.flatten().tolist(), strict=True):
-            assert not end or decode_captions(row[None], tokenizer) == decode_captions(
-                row[None, :caption_lengths(row, model.vocab_size)], tokenizer)
-    assert len(clip.tokenizer.batches) <= len(seen)  # a batch a step at most
-    texts = [text for batch in clip.tokenizer.batches for text in batch]
-    assert len(texts) == sum(guide.texts) < sum(map(len, seen))
-
-
 def test_one_long_call_is_split_into_batches(clip, image, tokenizer, monkeypatch):
     monkeypatch.setattr(clip_guidance, "TEXTS_PER_BATCH", 3)
     guide = Guide(clip, image, tokenizer)
@@ -245,34 +219,6 @@ def test_a_guide_can_be_given_to_the_bare_algorithm():
     ("local-dir:a/b", ("local-dir:a/b", None)), ("hf-hub:x/y", ("hf-hub:x/y", None))])
 def test_model_and_file_are_told_apart(spec, parsed):
     assert clip_models.parse(spec) == parsed
-
-
-@pytest.mark.parametrize("spec", ["ViT-B-32", "ViT-B-32:", ":clip.pt"])
-def test_a_model_without_a_file_is_refused(spec):
-    with pytest.raises(ValueError, match="should be MODEL:FILE"):
-        clip_models.parse(spec)
-
-
-def test_what_makes_no_sense_is_refused(clip, image, tokenizer, tmp_path):
-    arc, mdc, guide = opinionated("ARC-ViT-Ti-8"), opinionated("MDC-ViT-Ti-8"), Guide(clip, image, tokenizer, 1.0)
-    drawn = Sampling(1.0)
-    for model, options, words in (
-            (arc, dict(guide=guide), "This model is autoregressive"),
-            *((mdc, dict(guide=Guide(clip, image, tokenizer, scale)), "scale of CLIP is .*: it must be a number")
-              for scale in (float("inf"), float("nan"), 1e39)),
-            (mdc, dict(guide=guide, rerank=True), "two samples or more"),
-            (mdc, dict(samples=3, sampling=drawn, rerank=True), "needs a guide"),
-            (mdc, dict(samples=3), "without one all are equal"), (mdc, dict(samples=0), "samples is 0")):
-        with pytest.raises(ValueError, match=words):
-            generate(model, image, **options)
-    torch.save(mdc.state_dict(), tmp_path / "mdc.pt")
-    with pytest.raises(ValueError, match="cannot compare images with texts"):
-        clip_models.load("MDC-ViT-Ti-8", str(tmp_path / "mdc.pt"))
-    with pytest.raises(ValueError, match="is no file and no tag of ViT-B-32 \\("):
-        clip_models.load("ViT-B-32", "gone.pt")
-    torch.save(clip.model.state_dict(), tmp_path / "clip.pt")
-    again = clip_models.load("ViT-Ti-8", str(tmp_path / "clip.pt"))
-    assert all(map(torch.equal, again.model.state_dict().values(), clip.model.state_dict().values()))
 
 
 def test_each_sample_is_guided_by_its_own_image(model, image):

@@ -1,7 +1,6 @@
 """Claims about consensus: which of several captions of an image is kept."""
 import math
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
@@ -99,12 +98,3 @@ def test_generate_keeps_one_draw_of_each_image_and_encodes_it_once(model, monkey
         best = 5 * i + value.index(max(value))
         for part, of_all in zip(kept, every, strict=True):
             assert torch.equal(part[i, :n], of_all[best, :n])
-
-
-def test_what_consensus_cannot_choose_among_is_refused(model):
-    ask = partial(generate, model, torch.zeros(1, 3, 32, 32))
-    for options, message in ((dict(select="consensus"), "two samples or more"),
-                             (dict(select="likely", samples=3, sampling=Sampling(1.0)), "must be None, or 'consensus'"),
-                             (dict(select="consensus", samples=3), "without one all are equal")):
-        with pytest.raises(ValueError, match=message):
-            ask(**options)

@@ -97,18 +97,6 @@ def test_sigmoid_loss_has_its_bias_and_equals_openclips():
     assert {"logit_scale", "logit_bias"} <= model.state_dict().keys()
 
 
-def test_autocast_keeps_the_losses_near():
-    model, image, text = tiny().eval(), images(4), captions([4, 7, 9, 3])
-    found = []
-    for enabled in (False, True):
-        torch.manual_seed(0)
-        model.seed_t(0)
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            found.append(ContrastiveLoss(ClipLoss())(**model(image, text), output_dict=True))
-    for name, x in found[0].items():
-        torch.testing.assert_close(found[1][name].float(), x, atol=0.05, rtol=0.05)
-
-
 # Rank r takes rows r, r + 2, ... Both have equally many target tokens, so the mean of their means is the mean of all.
 RANKS = """
 import json, sys, torch, torch.distributed as dist
@@ -208,7 +196,7 @@ def contrastive_losses(logs, name="run") -> list[float]:
     return [float(x) for x in re.findall(r"Train Epoch.*?Contrastive_loss: ([\d.]+)", log)]
 
 
-@pytest.mark.parametrize("flags", [("--precision", "amp_bf16", "--grad-checkpointing"), ("--precision", "bf16"),
+@pytest.mark.parametrize("flags", [("--precision", "amp_bf16", "--grad-checkpointing"),
                                    ("--lock-image", "--force-context-length", "20")], ids=" ".join)
 def test_flags_of_upstream_work(csv, tmp_path, flags):
     open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path, model=MODEL)

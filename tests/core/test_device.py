@@ -18,7 +18,7 @@ from open_clip_mdc.likelihood.exact import autoregressive, heuristic
 from open_clip_mdc.likelihood.monte_carlo import monte_carlo
 from open_clip_mdc.likelihood.replace_bound import bound
 from open_clip_mdc.models.step_graphs import StepGraphs
-from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.text.special_tokens import mask_id, valid_tokens
 
 MASK = mask_id(VOCAB)
 ASKS_FOR_A_NUMBER = ("nonzero", "_local_scalar_dense", "masked_select", "masked_scatter", "is_nonzero", "equal")
@@ -58,22 +58,6 @@ def network(model, image):
     return lambda lengths: model.token_logits(image_kv, lengths)
 
 
-def naive_heuristic(model, image, text):
-    """In order of confidence, by boolean indexing: one padded call a step, for all positions."""
-    with torch.no_grad():
-        valid, masked = valid_tokens(text, VOCAB), target_tokens(text, VOCAB)
-        noisy, score, order = text.masked_fill(masked, MASK), torch.zeros(text.shape), torch.full_like(text, -1)
-        for step in range(int(masked.sum(1).max())):
-            log_probs = model.logits(image, noisy, valid).log_softmax(-1)
-            confidence = log_probs.amax(-1).masked_fill(~masked, -torch.inf)
-            revealed = F.one_hot(confidence.argmax(1), text.shape[1]).bool() & masked
-            score[revealed] = log_probs[revealed].gather(1, text[revealed][:, None]).squeeze(1)
-            order[revealed] = step
-            noisy[revealed] = text[revealed]
-            masked = masked & ~revealed
-    return score, order
-
-
 def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling, repeats):
     """The most confident first, by boolean indexing, with as many calls and the same logits as the algorithm."""
     step, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape), 0
@@ -100,15 +84,6 @@ def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling, repea
         step[chosen] = number
         number += 1
     return text, step, log_prob
-
-
-def test_the_heuristic_by_index_is_the_naive_loop():
-    model, image, text = tiny_captioner(), images(12), captions([2, 3, 5, 5, 8, 12] * 2)
-    score, order = naive_heuristic(model, image, text)
-    with torch.no_grad():
-        found = heuristic(network(model, image), F.pad(text, (0, 4)), VOCAB)
-    assert torch.equal(found.order, F.pad(order, (0, 4), value=-1))
-    torch.testing.assert_close(found.token_log_likelihood, F.pad(score, (0, 4)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("repeats", ["allow", "avoid"])
@@ -141,13 +116,6 @@ def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_pe
         assert steps == 8  # one at a time
     elif isinstance(tokens_per_step, float):
         assert steps <= 8
-
-
-@pytest.mark.parametrize("tokens_per_step", [0, -1, -0.5, float("nan")])
-def test_a_step_reveals_a_number_of_tokens_or_from_a_probability_on(tokens_per_step):
-    text = fully_masked(torch.tensor([3]), VOCAB)
-    with pytest.raises(ValueError, match="a number of tokens, 1 or more, or a probability"):
-        unmask_by_confidence(None, text, valid_tokens(text, VOCAB), VOCAB, tokens_per_step)
 
 
 def kernels(algorithm, model, image, text):

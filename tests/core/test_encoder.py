@@ -149,15 +149,6 @@ def test_tokens_go_row_by_row_over_an_image_of_another_size_that_is_no_square(na
     assert cells.argmax(1).tolist() == list(range(len(tokens)))
 
 
-@pytest.mark.parametrize("name, size, said", [
-    ("test_vit", 50, "50 x 50"), ("mixer_s16_224", 112, "112 x 112"),
-    ("crossvit_9_240", 240, "without pooling"), ("volo_d1_224", 224, "do not form a grid")])
-def test_a_size_that_timm_does_not_take_and_a_network_without_tokens_are_refused(name, size, said):
-    with pytest.raises(ValueError, match=f"{name}.*{said}") as error:
-        Captioner(None, timm_tower(name, size), DECODER, dict(objective="mdc"))
-    assert "\n" not in str(error.value)
-
-
 def test_lock_image_tower_counts_groups_from_the_last_that_a_captioner_has():
     """The last block with the norm after it, the one before, the rest: upstream's projection, of CLIP, is none."""
     model = Captioner(64, NATIVE, DECODER, dict(objective="mdc"))

@@ -15,7 +15,6 @@ from training import equal, open_clip_train, open_clip_train_each, train_flags, 
 
 import open_clip_mdc
 from open_clip_mdc.data.shards import read_samples
-from open_clip_mdc.integration.openclip import MAJOR
 
 # Lists the images that the tower sees in each pass of training, 0 if it gets tokens, validation apart.
 COUNTED = """
@@ -131,20 +130,3 @@ def test_another_tower_another_size_and_other_shards_have_tokens_of_their_own(da
                            for name, more in (("a", ()), ("b", ("--force-image-size", "48")), ("c", ("--seed", "4")),
                                               ("d", ("--image-mean", "0.1", "0.2", "0.3")))))
     assert len(keys()) == 4
-
-
-@pytest.mark.parametrize("flags, said", [
-    (("--lock-image-unlocked-groups", "1", "--lock-image"), "needs the whole tower locked, by --lock-image"),
-    ((), "needs the whole tower locked, by --lock-image, or at first, by --unlock-image-after"),
-    (("--unlock-image-after", "1", "--aug-cfg", "scale=(0.5,1.0)"), "is refused with augmentation: leave out"),
-    (("--unlock-image-after", "1", "--dataset-type", "synthetic"), "needs shards"),
-    (("--lock-image", "--aug-cfg", "scale=(0.5,1.0)"), "is refused with augmentation: leave out --aug-cfg"),
-    (("--lock-image", "--dataset-type", "synthetic"), "needs shards"),
-    (("--lock-image", "--model", "MDC-ViT-Ti-8-regions2"), "is refused for MDC-ViT-Ti-8-regions2"),
-    *([(("--lock-image", "--json-text-key", "captions"), "or --image-key: prepare shards by")] if MAJOR > 3 else [])])
-def test_what_changes_the_tokens_is_refused_in_one_line(data, tmp_path, flags, said):
-    result = open_clip_train("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "16",
-                             "--epochs", "2", "--cache-features", tmp_path / "c", *flags, check=False,
-                             data=None if "synthetic" in flags else data, logs=tmp_path)
-    assert result.returncode and said in result.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / "c").exists()

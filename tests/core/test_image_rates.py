@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import run
 from test_train import DUMP
-from training import TORCHRUN, equal, open_clip_train, open_clip_train_each, train_flags, weights
+from training import TORCHRUN, equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
 
@@ -143,17 +143,3 @@ def test_a_pretrained_cnn_keeps_its_statistics_in_every_mode_unless_asked_to_lea
         kept = {key: torch.equal(after[key], x) for key, x in given.items() if "running_" in key}
         assert kept and set(kept.values()) == {name != "learnt"}, name
         assert any(not torch.equal(after[key], x) for key, x in tower(given).items() if key.endswith("weight")), name
-
-
-@pytest.mark.parametrize("flags, said", [
-    (("--learn-image-bn-stats", "--model", "ViT-S-32-alt"), "--learn-image-bn-stats is for captioners"),
-    (("--unlock-image-after", "1", "--lock-image"), "--unlock-image-after 1 locks the image tower itself: leave out"),
-    (("--unlock-image-after", "2"), "--unlock-image-after 2 never unlocks within --epochs 2: use --lock-image"),
-    (("--unlock-image-after", "0"), "0 should be at least 1"),
-    (("--image-lr-scale", "0"), "--image-lr-scale 0.0 should be above 0 and finite"),
-    (("--image-lr-scale", "0.1", "--model", "ViT-S-32-alt"), "--image-lr-scale is for captioners"),
-])
-def test_flags_that_cannot_work_are_one_line(tmp_path, flags, said):
-    result = open_clip_train(*SYNTHETIC, "--epochs", "2", *flags, logs=tmp_path, check=False)
-    assert result.returncode and said in result.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
 """Claims about autocast: the decoder's blocks follow it, logits are float32, and captions and scores stay close."""
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from conftest import VOCAB, captions, images, tiny_captioner
 
 from open_clip_mdc.decoding.attention_maps import word_maps
 from open_clip_mdc.likelihood import log_likelihood as scoring
-from open_clip_mdc.models.precision import emulated, with_cast_blocks
+from open_clip_mdc.models.precision import with_cast_blocks
 from open_clip_mdc.text.packing import pack_tokens
 from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
@@ -129,14 +128,3 @@ def test_float32_products_may_be_tf32_where_autocast_is_on_and_there_alone(monke
         model.text.output(torch.randn(3, 32))
     model.text.output(torch.randn(3, 32))
     assert seen == [True, False] and not torch.backends.cuda.matmul.allow_tf32
-
-
-def test_emulated_types_are_those_that_the_processor_lacks():
-    info = Path("/proc/cpuinfo")
-    flags = set(info.read_text().split()) if info.exists() else set()
-    if not flags & {"avx", "avx2"} or not torch.backends.mkldnn.is_available():
-        pytest.skip("Linux tells the instructions of an x86 processor")
-    assert not emulated("cpu", torch.float32) and not emulated("cpu", None) and not emulated("cuda", torch.bfloat16)
-    assert emulated("cpu", torch.bfloat16) or flags & {"avx512f", "avx_ne_convert"}
-    assert not emulated("cpu", torch.bfloat16) or not flags & {"avx512_bf16", "amx_bf16"}
-    assert emulated("cpu", torch.float16) or flags & {"avx512_fp16", "amx_fp16", "avx_ne_convert"}

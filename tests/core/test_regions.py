@@ -90,8 +90,3 @@ def test_a_config_by_name_is_saved_and_found_again_with_its_size(tmp_path):
     again, same, _ = checkpoints.load(str(tmp_path / "epoch_1.pt"), "MDC-ViT-Ti-8-regions2")
     assert again.visual.image_size == (64, 64) and repr(same) == repr(transform) and "64" in repr(transform)
     assert torch.equal(again.encode_image(images(1, 64)), model.eval().encode_image(images(1, 64)))
-
-
-def test_a_grid_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="caption_cfg.regions is 0"):
-        captioner(NATIVE, regions=0)

@@ -165,13 +165,6 @@ def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
     assert values(read_results(tmp_path), scales.PAPER, cell) == {0: pytest.approx(60)}
 
 
-def test_a_file_that_is_no_result_is_named(tmp_path):
-    (tmp_path / "results" / "linear_probe").mkdir(parents=True)
-    (tmp_path / "results" / "linear_probe" / "x.json").write_text("{}")
-    with pytest.raises(ValueError, match="x.json is no result"):
-        collect.collect(scales.SCENES, place(tmp_path), ["table5"])
-
-
 @pytest.mark.parametrize("name, metrics, shown", [
     ("table7", {"CIDEr": 4.2, "exact_match": 0.25, "clip_texts_per_caption": 21.5}, ["**420.0**", "**25.0**", "21.5"]),
     ("figure8", {"phrase_recall": 0.125, "exact_match": 0.5}, ["12.5", "50.0"]),

@@ -9,9 +9,8 @@ import pytest
 from conftest import REPO
 from helpers import dry_run, place, write_result
 
-from experiments import commands
 from experiments.report import collect
-from experiments.tables import curves, scales
+from experiments.tables import curves
 from experiments.tables.paper_tables import TABLES
 from experiments.tables.scales import GPU, RICH
 from open_clip_mdc import cli
@@ -115,9 +114,3 @@ def test_images_until_swapped_attributes_are_told_apart_by_hand(tmp_path):
                  "| CapPa | 160,000 to > 160,000 |"):
         assert line in page, page
     assert "| MCD |" not in page and "160,000 images, 5,000 steps of 32" in page
-
-
-def test_a_scale_that_keeps_no_checkpoints_has_no_curves():
-    assert list(curves.curves(scales.SCENES)) == [] and curves.note(scales.SCENES, [], []) == ""
-    assert "--delete-previous-checkpoint" in commands.train(
-        scales.SCENES, commands.Run("MDC-ViT-Ti-8", "short"), 0, place(Path("x")))

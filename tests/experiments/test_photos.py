@@ -3,12 +3,9 @@
     pytest tests/experiments/test_photos.py
 """
 import json
-import shlex
-import subprocess
 
 import open_clip
 import pytest
-from conftest import REPO
 from helpers import dry_run, place, write_result
 from test_commands import is_training
 
@@ -46,14 +43,6 @@ def test_photographs_are_captioned_from_any_encoder(scale, base, source, size, t
     assert [flags["--model"] for flags in trainings] == [f"MDC-small-{base}", f"ARC-small-{base}"]
     assert all(flags["--pretrained-image"].endswith(source) and flags["--force-image-size"] == size
                for flags in trainings)
-
-
-def test_photographs_are_captioned_by_a_tower_that_is_trained_in_the_last_epoch(tmp_path):
-    printed = dry_run("--scale", "photos-unlocked", "--data", str(tmp_path / "photographs"),
-                      "--out", str(tmp_path / "out"), "--tables", "photos", "--seeds", "0")
-    trainings = [dict(zip(words, words[1:], strict=False)) for words in printed if is_training(words)]
-    assert [(flags["--unlock-image-after"], flags["--epochs"]) for flags in trainings] == [("3", "4")] * 2
-    assert not any("--lock-image" in words or "-locked--" in word for words in printed for word in words)
 
 
 def test_a_small_decoder_stands_on_any_base():
@@ -94,19 +83,6 @@ def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path
     assert [what.removeprefix(f"{tmp_path}/data/") for what in found] == [
         "../encoders/efficientnet_lite0: the weights of the image encoder", "val", "train", "test"]
     assert all("prepare flickr8k" in fetch or "timm" in fetch for fetch in found.values())
-
-
-def test_make_photos_prints_its_commands_and_a_scale_that_is_none_is_refused(tmp_path):
-    result = subprocess.run(["make", "-n", "photos", "DATA=/photographs"], cwd=REPO, capture_output=True, text=True)
-    call = next(line for line in result.stdout.splitlines() if "experiments.run" in line)
-    # Elsewhere: what build/photos holds already would not be printed.
-    result = subprocess.run([*shlex.split(call), "--out", str(tmp_path)], cwd=REPO, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("open_clip_train") == 2 and "--seed 0 " in result.stdout
-    assert "photos.html" in result.stdout and "/photographs/train" in result.stdout
-    result = subprocess.run(["python3", "-m", "experiments.run", "--scale", "photo", "--tables", "photos"], cwd=REPO,
-                            capture_output=True, text=True)
-    assert result.returncode == 2 and "photo is none of paper, scenes" in result.stderr
 
 
 def test_few_photographs_are_seen_one_to_many_times_by_both_objectives(tmp_path):

@@ -2,7 +2,6 @@
 import csv
 import json
 
-import pytest
 from conftest import REPO
 from helpers import place
 
@@ -29,16 +28,6 @@ def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(caps
     assert trained(capsys, "position.last-features", *out, "--seeds", "1") == [
         "MDC-ViT-Ti-8--last--s1", "ARC-ViT-Ti-8--last--s1"]
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("claim, message", [
-    ("bert15", "bert15 is no claim: give SCALE.ID"), ("scenes.none", "scenes has no claim none"),
-    ("scenes.arc-b16", "scenes.arc-b16 needs the paper's scale: a network of that size"),
-    ("scenes.views", "scenes.views has no archived results"),
-    ("scenes.cider-arc --seeds 7", "has seeds 0, 1, 2 of this claim")])
-def test_what_cannot_be_run_again_is_said(claim, message, tmp_path):
-    with pytest.raises(SystemExit, match=message):
-        reproduce.main([*claim.split(), "--dry-run", "--out", str(tmp_path)])
 
 
 def test_results_and_differences_of_both_are_compared(tmp_path):

@@ -13,7 +13,6 @@ import pytest
 from conftest import REPO
 
 from experiments.progress import Step, run_steps
-from open_clip_mdc.environment import processor
 
 HOURS = 7200  # seconds, to end a test that hangs, even on a busy machine
 
@@ -159,17 +158,6 @@ def test_a_training_says_in_what_it_was_trained_and_resumed(tmp_path, monkeypatc
     assert (tmp_path / "run" / "command.txt").read_text() == "the recipe\n"
     run_steps("training", [step._replace(command=step.command[:3], folder=tmp_path / "gpu")], tmp_path / "logs", 1)
     assert [path.name for path in (tmp_path / "gpu").iterdir()] == ["command.txt"]
-
-
-def test_a_processor_has_a_name_where_it_says_one_and_else_an_architecture(tmp_path, monkeypatch):
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    info = tmp_path / "cpuinfo"
-    assert processor(info) == "aarch64"
-    info.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
-    assert processor(info) == "aarch64"
-    info.write_text("processor\t: 0\nmodel name\t: AMD EPYC\nmodel name\t: AMD EPYC\n")
-    assert processor(info) == "AMD EPYC"
 
 
 def test_a_run_that_was_killed_before_its_first_file_is_no_run_of_another_recipe(tmp_path):

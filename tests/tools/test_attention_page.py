@@ -71,11 +71,3 @@ def test_a_given_word_has_no_map_and_the_image_is_what_the_model_sees(run, folde
     shown = pixels(re.search(r'src="(data:image/png;base64,[^"]+)"', article)[1])
     own = model.transform(Image.open(folder / "photos" / "a.png"))
     assert shown.shape == (32, 32, 3) and torch.allclose(model.transform(Image.fromarray(shown)), own, atol=0.02)
-
-
-def test_what_cannot_work_is_one_line(run, folder):
-    assert "--text is a caption with a [MASK]" in complaint("--pretrained", run, "photos", "--text", "a dog")
-    assert "its folder does not exist" in complaint("--pretrained", run, "photos", "--out", "no/page.html")
-    (folder / "photos" / "c.png").write_text("no image")
-    assert re.match("error: 1 skipped, all else is written:\n  .*c.png", complaint("--pretrained", run, "photos"))
-    assert (folder / "attention.html").read_text().count("<article") == 2

@@ -10,10 +10,9 @@ from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.special_tokens import valid_tokens
 
 sys.path.insert(0, str(REPO))
-from benchmarks import bulk, plain, report, training  # noqa: E402
+from benchmarks import bulk, plain, training  # noqa: E402
 from benchmarks.captions import evenly_spaced, read_captions  # noqa: E402
 from benchmarks.contestants import algorithm_1, contestant, count_flops, tokenize  # noqa: E402
-from benchmarks.turns import ratio, take_turns  # noqa: E402
 
 
 def test_algorithm_1_is_the_packages_loss_where_chance_has_no_say():
@@ -88,37 +87,6 @@ def test_a_shard_is_timed_beside_its_own_tensors_in_the_same_process(scenes, tmp
     args = Namespace(scenes=scenes, pretrained=str(run_folder(tmp_path / "run", "MDC-ViT-Ti-8")), rounds=1)
     costs = bulk.beside_the_model(args, tmp_path)
     assert 0 < costs["model"].cpu and 0 < costs["shard"].wall and (tmp_path / "00000.parquet").exists()
-
-
-def test_bulk_is_judged_by_its_aims(monkeypatch):
-    costs = {"model": 10, "shard": 10.9, "load": 4, "one": 5, "resumed": 9.5, "local": 20, "ray": 24, "start": 5}
-    costs = {name: bulk.Cost(float(wall), 2.0) for name, wall in costs.items()}
-    for name, part in (("beside_the_model", ("model", "shard")), ("resuming", ("load", "one", "resumed")),
-                       ("engines", ("local", "ray", "start"))):
-        monkeypatch.setattr(bulk, name, lambda args, out, part=part: {name: costs[name] for name in part})
-    monkeypatch.setattr(bulk, "find_spec", lambda name: True)
-    text = bulk.report(Namespace(rounds=3))
-    verdicts = [line.partition("): ")[2] or line.partition(": ")[2] for line in text.splitlines() if line[:2] == "- "]
-    assert verdicts == ["1.09 of at most 1.10, met, CPU 1.00", "1.12 of at most 1.00, missed",
-                        "0.96 of at most 1.00, met"]
-    assert bulk.command_cost("-c", "pass").cpu > 0
-    with pytest.raises(RuntimeError, match="ValueError: no"):
-        bulk.command_cost("-c", "raise ValueError('no')")
-
-
-def test_sides_take_turns_and_the_warm_up_is_left_out():
-    order = []
-    taken = take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2, warm_up=1)
-    assert order == ["a", "b"] * 3 and [len(times) for times in taken.values()] == [2, 2]
-    assert ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == 3.0
-
-
-def test_a_section_is_replaced_whole_and_the_others_stay(tmp_path):
-    path = tmp_path / "RESULTS.md"
-    report.write_section("One", "first", path)
-    report.write_section("Two", "second\n\n### Deeper\n\nmore", path)
-    report.write_section("One", "third", path)
-    assert path.read_text() == report.HEAD + "\n## One\n\nthird\n\n## Two\n\nsecond\n\n### Deeper\n\nmore\n"
 
 
 def test_captions_come_from_a_file_or_are_rendered_with_the_lengths_of_flickr8k(tmp_path):

@@ -104,21 +104,3 @@ def test_missing_captions_images_and_lines_are_named_and_left_out_when_asked(cub
     out = prepare(cub, *reed(cub), "--skip-broken")
     assert len((out / "left_out.txt").read_text().splitlines()) == 3
     assert texts(out / "test" / "0.tar", "\n").keys() == {"Pelican_1.jpg"}
-
-
-@pytest.mark.parametrize("change, flags, said", [
-    (lambda cub: (cub / "test.txt").write_text("002.Laysan_Albatross\n"), reed, "class 2 is in"),
-    (lambda cub: (cub / "test.txt").write_text("Pelican\n"), reed, "'Pelican' is not a class of CUB-200"),
-    (lambda cub: (cub / "CUB_200_2011" / "train_test_split.txt").unlink(), lambda cub: ("--split", "official"),
-     "train_test_split.txt"),
-    (lambda cub: (cub / "CUB_200_2011" / "train_test_split.txt").write_text("1 1\n"),
-     lambda cub: ("--split", "official"), "list different images"),
-    (lambda cub: None, lambda cub: ("--split", "reed"), "--split reed needs --classes"),
-    (lambda cub: None, lambda cub: ("--split", "official", *reed(cub)[2:]), "--split official takes none"),
-])
-def test_bad_input_is_one_line(cub, change, flags, said):
-    change(cub)
-    with pytest.raises(SystemExit, match=said) as error:
-        prepare(cub, *flags(cub))
-    assert "\n" not in str(error.value) and not (cub / "out").exists()
-

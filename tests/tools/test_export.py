@@ -3,10 +3,8 @@
 The run has an image size, a context, a mean and a vocabulary of its own.
 """
 import json
-import os
 import re
 import shutil
-import socket
 
 import pytest
 import timm
@@ -111,8 +109,7 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("mean", ["", 0.5, 0.5]), ("mean", [0.5, 0.5]), ("mean", [1e39, 0, 0]), ("mean", [[0.5]]), ("std", [0, 1, 1]),
-    ("std", [True, 1, 1]), ("std", "x")])
+    ("mean", ["", 0.5, 0.5]), ("mean", [1e39, 0, 0]), ("std", [0, 1, 1])])
 def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
     shutil.copytree(out, tmp_path / "own")
     config = json.loads((tmp_path / "own" / "open_clip_config.json").read_text())
@@ -202,18 +199,6 @@ def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatc
 def test_the_flags_of_a_run_are_told_from_within_its_folder(trained, monkeypatch):
     monkeypatch.chdir(trained / "checkpoints")
     assert training_flags("epoch_1.pt")["warmup"] == "123" and training_flags(None) == {}
-
-
-def test_a_folder_appears_whole_or_not_at_all(out, trained, folder, monkeypatch):
-    """And nothing but --push uses the network."""
-    monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("used the network"))
-    before = sorted(os.listdir(folder))
-    assert "exists and is not an empty folder" in complaint("--pretrained", trained, "--out", out)
-    assert "is not a result file" in complaint("--pretrained", trained, "--out", folder / "new", "--results",
-                                         trained / "params.txt", "--to", "open_clip")
-    assert "--push name should be ORG/NAME" in complaint("--pretrained", trained, "--out", folder / "new", "--push",
-                                                         "name")
-    assert sorted(os.listdir(folder)) == before
 
 
 @pytest.fixture(scope="module")

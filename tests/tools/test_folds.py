@@ -3,7 +3,6 @@ import json
 import random
 from pathlib import Path
 
-import pytest
 from clip_benchmark.datasets.builder import build_dataset
 from open_clip_train.data import get_dataset_size
 from shard_files import make_image, members, texts, tool, write_tar
@@ -57,12 +56,3 @@ def test_a_fold_is_read_by_clip_benchmark_and_has_all_captions_in_training(tmp_p
     trained = [data.decode() for tar in (tmp_path / "moved" / "fold1" / "train").glob("*.tar")
                for name, data in members(tar).items() if name.endswith(".txt")]
     assert all(len(text.split(CAPTION_SEPARATOR)) == 5 for text in trained) and trained
-
-
-def test_folds_that_cannot_be_are_named_in_one_line_and_nothing_is_written(tmp_path):
-    shards = sharded(tmp_path / "a", list(range(12)), 12)
-    for argv, words in ((("--k", 1), "--k 1 leaves nothing"), (("--k", 30), "no usable image for fold"),
-                        (("--k", 2, "--captions-key", "texts"), "no captions")):
-        with pytest.raises(SystemExit) as error:
-            tool("folds", "--shards", shards, "--out", tmp_path / "folds", *argv)
-        assert words in error.value.code and "\n" not in error.value.code and not (tmp_path / "folds").exists()

@@ -13,7 +13,7 @@ from open_clip_mdc.text.packing import Predicted
 
 sys.path.insert(0, str(REPO))
 from benchmarks import gpu  # noqa: E402
-from benchmarks.gpu_parts import Bench, refusable  # noqa: E402
+from benchmarks.gpu_parts import Bench  # noqa: E402
 
 
 class Bytes(TorchDispatchMode):
@@ -80,13 +80,6 @@ def test_logits_of_a_batch_are_held_chunk_by_chunk(monkeypatch):
     assert peaks[256] < 0.4 * peaks[1024]
 
 
-def test_a_refusal_is_a_row_with_the_reason():
-    def fails():
-        raise RuntimeError("CUDA out of memory\nand more")
-    assert refusable({"what": "x"}, fails) == {"what": "x", "note": "RuntimeError: CUDA out of memory"}
-    assert refusable({"what": "x"}, lambda: {"ms": 1.0}) == {"what": "x", "ms": 1.0}
-
-
 def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monkeypatch, capsys):
     monkeypatch.setitem(gpu.PARTS, "copies", lambda bench: ({"what": name, "ms": 2.0} for name in "ab"))
     known, saved = [{"what": "b", "ms": 1.0}, {"what": "c", "ms": 1.0}], []
@@ -106,20 +99,6 @@ def test_goals_are_judged_by_what_was_measured():
     before, after = (gpu.goals(parts).splitlines()[2:] for parts in ({}, measured))
     assert all(line.endswith(" |  |  |") for line in before) and after[2:] == before[2:]
     assert "| 0.253 | missed |" in after[0] and "| 1.25 | met |" in after[1]
-
-
-def test_no_card_has_measured_until_there_is_a_gpu_json(tmp_path):
-    text = (REPO / "benchmarks" / "GPU.md").read_text()
-    results = REPO / "benchmarks" / "gpu.json"
-    measured = gpu.report(json.loads(results.read_text()) if results.exists() else {})
-    assert text.startswith(f"{gpu.HEAD}\n## Measured\n\n{measured}\n\n## Predicted\n")
-    assert ("**No GPU has run any of this yet.**" in text) == (not results.exists())
-    assert "`make bench-gpu`" in text
-    (tmp_path / "GPU.md").write_text(text)
-    gpu.write_report(tmp_path, {"chip": "a card", "torch": "2", "open_clip": "3", "date": "today",
-                                "parts": {"copies": [{"what": "a", "ms": 1.0}]}})
-    old, new = (page.partition("\n## Predicted\n") for page in (text, (tmp_path / "GPU.md").read_text()))
-    assert new[2] == old[2] and "Measured on a card" in new[0] and "No GPU has run" not in new[0]
 
 
 def test_all_parts_run_small_on_a_cpu(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import asdict
 
 import pytest
-from conftest import complaint_of
 from open_clip.tokenizer import SimpleTokenizer
 from scene_truth import read_caption, read_scene
 
@@ -86,14 +85,3 @@ def test_the_command_writes_it_with_both_orders_of_each_image_and_probes_of_one_
     labels = {name: [int(s["cls"]) for s in read_samples(str(out / f"probe-{name}" / "train" / "0.tar"))]
               for name in ("colour", "shape")}
     assert {*labels["colour"]} == {*labels["shape"]} == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("flags, complaint", [
-    (("--redundancy", "1.5"), "--redundancy 1.5 should be from 0 to 1"),
-    (("--objects", "3"), "--objects is only for --world plain: the mentions world has two objects"),
-    (("--noise", "0.1"), "--noise is only for --world rich"), (("--size", "19"), "--size 19 cannot show 2 objects"),
-    (("--world", "plain", "--first", "shape"), "--first is only for --world mentions"),
-    (("--world", "rich", "--redundancy", "0"), "--redundancy is only for --world mentions")])
-def test_flags_that_do_not_fit_are_named(tmp_path, flags, complaint):
-    said = complaint_of("scenes", "--out", str(tmp_path / "x"), "--world", "mentions", *flags)
-    assert complaint in said and not (tmp_path / "x").exists()

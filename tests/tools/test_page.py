@@ -62,8 +62,7 @@ def test_the_grid_is_told_in_words_too(tmp_path):
 
 
 @pytest.mark.parametrize("probability, written, colour", [
-    (0.0, "<1", "p0"), (0.004, "<1", "p0"), (0.0999, "10", "p0"), (0.1001, "10", "p1"), (0.2501, "25", "p2"),
-    (0.5001, "50", "p3"), (0.7501, "75", "p4"), (0.9001, "90", "p5"), (0.994, "99", "p5"), (1.0, "100", "p5")])
+    (0.0, "<1", "p0"), (0.0999, "10", "p0"), (0.1001, "10", "p1"), (0.5001, "50", "p3"), (1.0, "100", "p5")])
 def test_a_probability_has_a_number_and_a_colour(probability, written, colour):
     log_prob = log(probability) if probability else -1e4
     assert report.percent(log_prob) == written

@@ -116,20 +116,6 @@ def test_every_sentence_of_a_long_caption_is_true_and_lengths_are_in_range(world
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_one_changed_word_makes_a_sentence_false(world):
-    swaps = {"light": "dark", "dark": "light", "left": "right", "right": "left", "top": "bottom", "bottom": "top",
-             "above": "below", "below": "above", "smaller": "larger", "larger": "smaller", "middle": "top"}
-    changed = 0
-    for scene, rng in drawn(world):
-        for sentence in plain_world.long_caption(scene, rng).removesuffix(".").split(". "):
-            for word in set(sentence.split()) & set(swaps):
-                wrong = re.sub(rf"\b{word}\b", swaps[word], sentence)
-                assert not sentence_is_true(wrong, as_dicts(scene), scene.background), wrong
-                changed += 1
-    assert changed > 300
-
-
-@pytest.mark.parametrize("world", WORLDS)
 def test_negatives_are_false_and_are_true_of_some_other_scene(world):
     tested = 0
     for scene, rng in drawn(world, 240):
@@ -158,25 +144,6 @@ def test_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
         bpe.write(tmp_path / name, plain_world.caption_words())
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert gzip.decompress((tmp_path / "first").read_bytes()) == gzip.decompress(COMMITTED_BPE.read_bytes())
-
-
-def test_every_word_is_one_token_of_clip_and_of_the_small_vocabulary():
-    clip, small = SimpleTokenizer(), SimpleTokenizer(bpe_path=str(COMMITTED_BPE))
-    for word in plain_world.caption_words():
-        for tokenizer in (clip, small):
-            assert [tokenizer.decoder[i] for i in tokenizer.encode(word)] == [f"{word}</w>"]
-    assert "" not in small.encoder and len(small.encoder) == 512 + len(small.bpe_ranks) + 2 < 1000
-    assert small.all_special_ids == [small.vocab_size - 2, small.vocab_size - 1]
-    assert sorted(small.bpe_ranks, key=clip.bpe_ranks.get) == list(small.bpe_ranks)
-
-
-def test_no_kept_merge_is_superfluous():
-    small = SimpleTokenizer(bpe_path=str(COMMITTED_BPE))
-    for merge in list(small.bpe_ranks):
-        rank = small.bpe_ranks.pop(merge)
-        small.cache.clear()
-        assert any(" " in small.bpe(word) for word in plain_world.caption_words()), merge
-        small.bpe_ranks[merge] = rank
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -95,19 +95,3 @@ def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(
     kept = {p: p.stat().st_mtime_ns for p in (recap / "whole").glob("*.tar")}
     assert contents(draw(recap, 22, "whole")) == whole
     assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
-
-
-def test_what_cannot_be_drawn_is_said_in_one_line(recap, capsys):
-    draw(recap, 5)
-    with pytest.raises(SystemExit, match="another --seed give another --out"):
-        draw(recap, 5, "out", "--seed", "1")
-    with pytest.raises(SystemExit, match="hold 22 pairs with a re_caption, fewer than --pairs 23"):
-        draw(recap, 23)
-    with pytest.raises(SystemExit, match="2"):
-        draw(recap, 0)
-    assert "--pairs: 0 should be at least 1" in capsys.readouterr().err
-    for shard in (recap / "recap").glob("*.tar"):
-        shard.write_bytes(shard.read_bytes()[:2000])
-    with pytest.raises(SystemExit, match="not a complete tar file"):
-        draw(recap, 5, "cut")
-    assert [path.name for path in (recap / "cut").iterdir()] == [".claims"]

@@ -46,7 +46,12 @@ def place(tmp_path_factory) -> Path:
     (folder / "images").mkdir()
     for i in range(34):
         Image.new("RGB", (32, 32), (7 * i, 0, 0)).save(folder / "images" / f"{i}.png")
+    rows = "".join(f"{folder}/images/{i}.png\ta dog\n" for i in range(34))
+    (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
     (folder / "nothing").mkdir()
+    (folder / "two").mkdir()
+    for name in ("0.tar", "1.tar"):
+        (folder / "two" / name).touch()
     (folder / "broken.png").write_bytes(b"no image")
     buffer = io.BytesIO()
     Image.new("RGB", (32, 32)).save(buffer, "png")
@@ -117,5 +122,5 @@ def test_a_wrong_command_is_refused_in_one_line(program, argv, named, place, mon
     assert "Traceback" not in line and "[Errno" not in line and len(line) < 700, line
     assert all(row.startswith("  ") for row in line.splitlines()[1:]), line  # a list, announced by the first line
     left = {path for path in set(place.rglob("*")) - before if path.name not in (
-        "c.jsonl", "tables", ".claims", "pairs", "x") and path.suffix != ".pyc"}
+        "c.jsonl", "tables", "captions", ".claims", "pairs", "x") and path.suffix != ".pyc"}
     assert not left, left

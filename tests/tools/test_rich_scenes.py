@@ -124,19 +124,6 @@ def test_all_that_captions_say_is_true_in_7_to_40_tokens_of_clip():
     assert len(short) > 8 and len(long) > 12 and max(short) < 20 < max(long)
 
 
-def test_one_changed_word_makes_a_caption_false():
-    others = {a: b for words in (COLOURS, SHAPES) for a, b in zip(words, [*words[1:], words[0]], strict=True)}
-    others |= {"west": "north", "north": "west", "northwest": "northeast", "northeast": "northwest", "light": "dark",
-               "dark": "light", "top": "bottom", "bottom": "top", "small": "large", "large": "small", "three": "four"}
-    changed = Counter()
-    for scene, rng in drawn(150):
-        text = rich_world.caption(scene, rng)
-        for word in set(text.split()) & set(others):
-            wrong = re.sub(rf"\b{word}\b", others[word], text)
-            changed[is_true(wrong, as_dict(scene))] += 1
-    assert changed[True] < 0.02 * changed[False] and changed[False] > 400  # another object may fit by chance
-
-
 def test_wording_is_a_choice_and_reading_order_is_not():
     for count, templates in ((1, 3), (2, 3), (4, 3)):
         scene, rng = next(found for found in drawn(60) if len(found[0].objects) == count)
@@ -258,13 +245,6 @@ def test_a_probe_asks_for_one_property_and_the_others_vary(root, name, classes):
     assert len(seen) > 20 and {k for *_, k in seen} >= {"small", "large"}
 
 
-def test_clip_benchmark_reads_the_pairs_as_sugarcrepe(root):
-    for task in ("swap_att", "swap_obj", "replace_rel"):
-        dataset = clip_benchmark_datasets.build_dataset(
-            f"sugar_crepe/{task}", root=str(root / "sugarcrepe"), task="image_caption_selection")
-        assert len(dataset) == NUM["pairs"] and all(true != false for _, (true, false) in dataset)
-
-
 def test_validation_scenes_become_a_captioning_test_set_of_five_references(root, tmp_path):
     cli.main(["prepare", "shards", "--captions-key", "captions", "--test", str(root / "val" / "00000.tar"), "--out",
               str(tmp_path / "captions")])
@@ -286,14 +266,3 @@ def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code
     for name in ("ViT-Ti-8-rich", "ViT-S-16-128"):
         config = json.loads((REPO / "model_configs" / f"{name}.json").read_text())
         assert config["text_cfg"]["vocab_size"] == small.vocab_size
-
-
-@pytest.mark.parametrize("more, message", [
-    (("--sizes",), "--sizes is only for --world plain"), (("--objects", "3"), "--objects is only for --world plain"),
-    (("--without", "red star"), "--without is only for --world plain"), (("--noise", "1"), "--noise 1.0 should be"),
-    (("--size", "31"), "--size 31 cannot show objects"),
-    (("--world", "plain", "--noise", "0.1"), "--noise is only for")])
-def test_flags_of_the_other_world_are_refused_in_one_line(tmp_path, more, message):
-    with pytest.raises(SystemExit, match=message):
-        cli.main(flags(tmp_path / "x", *more))
-    assert not (tmp_path / "x").exists()

@@ -133,13 +133,6 @@ def test_no_image_is_in_two_splits(root):
     assert len(set(images)) == len(images)
 
 
-def test_stored_captions_say_what_the_stored_coordinates_say(root):
-    for sample in samples(*root.glob("train/*.tar"), *root.glob("val/*.tar")).values():
-        scene = json.loads(sample["json"])
-        assert sample["txt"].decode() == scene["caption"]
-        assert read_caption(scene["caption"]) == read_scene(scene["objects"])
-
-
 def test_long_and_short_splits_hold_the_same_images(root):
     for split in ("train", "val"):
         short, long = (samples(*sorted((root / folder).glob("*.tar"))) for folder in (split, f"{split}-long"))
@@ -193,21 +186,6 @@ def test_clip_benchmark_reads_the_probe_and_labels_are_right(root):
             assert hue_name(np.asarray(image)[coloured(image)]) == dataset.classes[label].split()[0]
 
 
-def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
-    render, calls = scenes.render, []
-
-    def interrupted(*args):
-        calls.append(args)
-        if len(calls) > 50:
-            raise KeyboardInterrupt
-        return render(*args)
-
-    monkeypatch.setattr(scenes, "render", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        scenes.build(tmp_path / "scenes", World(), **SMALL)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_processes_end_with_the_run_that_started_them_and_so_do_the_locks_that_they_inherit(tmp_path):
     """The experiments' lock is one: the next `make` would wait for ever."""
     with (tmp_path / "lock").open("w") as lock:
@@ -234,22 +212,6 @@ def test_a_process_that_is_killed_is_one_line_and_leaves_nothing(tmp_path, monke
     complaint = complaint_of("scenes", "--out", tmp_path / "scenes", "--jobs", 2)
     assert complaint.startswith("error: a process was killed") and "\n" not in complaint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_in_use_and_impossible_numbers_are_refused(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep me")
-    for world, numbers, message in [
-        (World(), SMALL, "not an empty folder"),
-        (World(), {**SMALL, "num_val": 0}, "--num-val"),
-        (World(objects=5), SMALL, "--objects must be 2, 3, 4 or a range such as 1-3, not 5"),
-        (World(objects=3, fewest=3), SMALL, "not 3-3"),
-        (World(objects=1), SMALL, "not 1"),
-        (World(pixels=16), SMALL, "--size 16 cannot show 2 objects: use 20 or more"),
-    ]:
-        out = tmp_path if message.startswith("not an") else tmp_path / "out"
-        with pytest.raises(ValueError, match=message):
-            scenes.build(out, world, **numbers)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_path, capsys):

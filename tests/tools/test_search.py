@@ -148,21 +148,6 @@ def test_the_captioner_of_the_package_finds_photographs_by_what_people_said_of_t
     assert len(right) >= 3  # of four are in the first quarter, one by chance
 
 
-@pytest.mark.parametrize("flags, words", [
-    (("photos", "photos"), "photos is a file or folder: the last argument should be a sentence"),
-    (("photos", "@nowhere.txt"), "nowhere.txt"),
-    (("nowhere", "a star"), "no image or folder nowhere"),
-    (("photos", "a star", "--shortlist", "5"), "--shortlist K and --clip MODEL:FILE go together"),
-    (("photos", "a star", "--clip", "x:y", "--shortlist", "5"), "--shortlist 5 should be at least --top 10"),
-    (("photos", "a star " * 80), "shorten it"),
-    (("photos", "a star", "--out", "x.png"), "--out x.png should end in .jsonl or .csv"),
-])
-def test_what_cannot_work_is_one_line(runs, folder, flags, words):
-    before = sorted(folder.rglob("*"))
-    said = complaint_of("search", "--pretrained", runs / "arc", *flags, "--workers", "0", "--device", "cpu")
-    assert words in said and "\n" not in said and sorted(folder.rglob("*")) == before
-
-
 def test_a_broken_image_is_named_and_the_others_are_found(runs, folder):
     shutil.rmtree("photos")
     Path("photos").mkdir()
