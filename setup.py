@@ -29,7 +29,6 @@ setup(
         "numpy>=1.26,<3",
         "huggingface_hub<3",
         "jinja2>=3.1.3,<4",
-        "markupsafe<4",
         "requests>=2.31,<3",  # imported by clip_benchmark, which does not declare it
         "pycocoevalcap<2",
         "pyarrow>=17,<27",  # before 14.0.1 they unpickle objects from parquet files
@@ -37,10 +36,7 @@ setup(
         "safetensors<1",
         "scikit-learn>=1.5.2,<2",
         "scipy>=1.14.1,<2",
-        "threadpoolctl>=3.1,<4",
-        "tensorboard>=2.18,<3",  # --report-to tensorboard
-        "torchvision<1",
-        "tqdm>=4.66,<5",
+        # torchvision, tqdm, markupsafe and threadpoolctl come with OpenCLIP, Jinja and scikit-learn.
     ],
     extras_require={
         "app": ["gradio>=6,<7", "starlette<2"],
@@ -49,9 +45,11 @@ setup(
         "vq": ["diffusers<1"],
         "ray": ["ray<3"],
         "completion": ["argcomplete<4"],  # eval "$(register-python-argcomplete open_clip_mdc)"
+        "tensorboard": ["tensorboard>=2.18,<3"],  # open_clip_train --report-to tensorboard
         "docs": DOCS,
         "dev": ["pytest", "pytest-xdist", "ruff", "build", "matplotlib>=3.9,<4", "pandas>=2.2.3,<4", "nltk<4",
-                "transformers<6", "diffusers<1", "gradio>=6,<7", "playwright", "argcomplete<4", *DOCS],
+                "transformers<6", "diffusers<1", "gradio>=6,<7", "playwright", "argcomplete<4", "tensorboard>=2.18,<3",
+                "hypothesis", *DOCS],
     },
     entry_points={"console_scripts": [
         "open_clip_train = open_clip_mdc.train:main",

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from itertools import takewhile
 from numbers import Integral, Real
 from typing import TypeVar
@@ -78,6 +79,12 @@ def check_numbers(given: Mapping) -> None:
             raise ValueError(f"{name} is {value}: it must be finite")
         if value < WHOLE.get(name, -math.inf):
             raise ValueError(f"{name} is {value}: it must be {WHOLE[name]} or more")
+
+
+def need(package: str, extra: str, what: str) -> None:
+    """Raise ValueError unless a package is installed that only an extra of open_clip_mdc brings."""
+    if find_spec(package) is None:
+        raise ValueError(f"{what} needs {package}: pip install 'open_clip_mdc[{extra}]'")
 
 
 def plural(count: int, noun: str) -> str:

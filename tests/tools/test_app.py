@@ -11,6 +11,7 @@ from conftest import complaint_of, make_image, run_folder
 from PIL import Image
 
 import open_clip_mdc
+from open_clip_mdc import errors
 from open_clip_mdc.cli import app
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 
@@ -155,6 +156,6 @@ def test_in_a_browser_a_photograph_is_captioned_filled_in_and_scored(demo, folde
 
 
 def test_without_gradio_the_command_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setattr(app, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     said = complaint_of("app")
     assert "pip install 'open_clip_mdc[app]'" in said and "\n" not in said

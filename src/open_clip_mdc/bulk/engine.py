@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import need
 from .locks import Locks
 
 MAX_SHOWN = 20  # problems in a message
@@ -111,10 +112,8 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
 
 @contextmanager
 def ray_workers(make: Make, jobs: int | None) -> Iterator[Callable]:
-    try:
-        import ray
-    except ModuleNotFoundError as problem:
-        raise ValueError("--engine ray needs Ray: pip install 'open_clip_mdc[ray]'") from problem
+    need("ray", "ray", "--engine ray")
+    import ray
     own = not ray.is_initialized()
     if own:  # $RAY_ADDRESS names a cluster to join
         try:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable
 from html import escape
-from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from socket import gethostname
@@ -28,6 +27,7 @@ from ..decoding.attention_maps import light, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
 from ..decoding.options import MASKS, readable
+from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
 from .page import card, legend, printable, render_page, thumbnail
 from .shared import load_captioner
@@ -218,8 +218,7 @@ def launch(page, server_name: str, **options):
 
 def run(args: argparse.Namespace) -> None:
     """Serve the page until it is interrupted."""
-    if find_spec("gradio") is None:
-        raise ValueError("the app needs gradio: pip install 'open_clip_mdc[app]'")
+    need("gradio", "app", "the app")
     with TemporaryDirectory(prefix="open_clip_mdc_app_") as folder:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder, "HF_HUB_OFFLINE": "1"}
         loaded = load_captioner(args)

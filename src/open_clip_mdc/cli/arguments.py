@@ -80,12 +80,11 @@ def scenes(parser: argparse.ArgumentParser) -> None:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_subparsers(dest="source", required=True)
-    for source in KARPATHY:
-        karpathy = sources.add_parser(source, help=f"prepare {source} from its images and Karpathy's "
-                                      f"dataset_{source}.json")
-        karpathy.add_argument("--images", required=True, help="folder of the images")
-        karpathy.add_argument("--annotations", required=True, metavar="JSON", help=f"Karpathy's dataset_{source}.json")
-        add_output(karpathy)
+    karpathy = sources.add_parser(KARPATHY[0], aliases=KARPATHY[1:], help="prepare one of these from its images and "
+                                  "Karpathy's annotations")
+    karpathy.add_argument("--images", required=True, help="folder of the images")
+    karpathy.add_argument("--annotations", required=True, metavar="JSON", help="Karpathy's dataset_NAME.json")
+    add_output(karpathy)
     shards = sources.add_parser("shards", help="prepare your own images and captions: webdataset shards, a folder with "
                                 "a .txt or .json beside each image, metadata.csv or metadata.jsonl, Parquet tables, "
                                 "COCO's captions, LLaVA's JSON or a CSV file")

@@ -18,7 +18,6 @@ import logging
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from ..data import weights
 from ..data.files import new_folder
 from ..data.paths import for_shell
+from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, load
 from ..integration.runs import find
 from ..models import convert as conversion
@@ -155,8 +155,8 @@ def write_all(loaded: PretrainedCaptioner, model_name: str, formats: list[str] |
     done = []
     for name in formats or DESTINATIONS:
         try:
-            if name == "transformers" and not find_spec("transformers"):
-                raise ValueError("transformers is not installed: pip install transformers")
+            if name == "transformers":
+                need("transformers", "export", "this format")
             DESTINATIONS[name](loaded, model_name, folder)
             done.append(name)
         except ValueError as problem:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from open_clip import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 
+from ..errors import need
 from .precision import without_autocast
 from .towers import TOWERS, Tower
 
@@ -38,10 +39,8 @@ class VQCfg:
 
 def convolutions(cfg: VQCfg) -> tuple[type[nn.Module], type[nn.Module], dict]:
     """Return diffusers' Encoder and Decoder, and their common arguments. Raises ValueError without diffusers."""
-    try:
-        from diffusers.models.autoencoders.vae import Decoder, Encoder
-    except ModuleNotFoundError as problem:
-        raise ValueError("models with a VQ-VAE need diffusers: pip install 'open_clip_mdc[vq]'") from problem
+    need("diffusers", "vq", "a model with a VQ-VAE")
+    from diffusers.models.autoencoders.vae import Decoder, Encoder
     return Encoder, Decoder, dict(block_out_channels=tuple(cfg.channels), layers_per_block=cfg.layers,
                                   norm_num_groups=min(32, *cfg.channels))
 
