@@ -21,10 +21,10 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
+from open_clip_mdc.data import fingerprint
+from open_clip_mdc.data.fingerprint import hash_values, text_of
 from open_clip_mdc.data.weights import save_tensors
 
-from . import contents
-from .contents import hash_values, text_of
 from .distributed import everywhere, merge, own_batches
 from .flags import FEATURES
 from .results import precision
@@ -92,16 +92,16 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, d
     return torch.cat(features), torch.cat(targets)
 
 
-def cache_key(fingerprint: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
-              device: str | torch.device, amp: bool) -> dict:  # `fingerprint` is that of the model
-    return {"model": fingerprint, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
+def cache_key(model: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
+              device: str | torch.device, amp: bool) -> dict:  # `model` is its fingerprint
+    return {"model": model, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
             "normalize": bool(normalize), "precision": precision(device, amp), "data": describe_data(dataloader)}
 
 
 def describe_data(dataloader: Iterable) -> dict:
     """Return what identifies a loader's images: content, number, transform, a hash of samples."""
     dataset = getattr(dataloader, "dataset", dataloader)
-    about = {"content": contents.fingerprint(dataset)}
+    about = {"content": fingerprint.of_dataset(dataset)}
     if isinstance(dataset, IterableDataset):
         samples = list(itertools.islice(dataset, 1))
         if getattr(dataloader, "batch_size", 1) is None:  # the stream makes its own batches, whose size must not count
@@ -114,7 +114,7 @@ def describe_data(dataloader: Iterable) -> dict:
         dataset = dataset.dataset
     transforms = [arg for stage in getattr(dataset, "pipeline", []) for arg in getattr(stage, "args", ())
                   if callable(arg)]  # those of a WebDataset
-    about["source"] = contents.shards_of(dataset) or type(dataset).__name__  # only for people who read the file
+    about["source"] = fingerprint.shards_of(dataset) or type(dataset).__name__  # only for people who read the file
     about["transform"] = [text_of(t) for t in transforms] or text_of(getattr(dataset, "transform", None))
     about["sample"] = hash_values(samples)
     return about

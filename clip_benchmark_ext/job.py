@@ -3,6 +3,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +13,18 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchvision.transforms import Compose
 from webdataset import WebDataset, split_by_worker
 
-from open_clip_mdc.data.shards import read_samples, regroup
+from open_clip_mdc.data.captions import without_image
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.shards import image_member, read_metadata, read_samples, regroup
 from open_clip_mdc.data.text import read_names
 from open_clip_mdc.data.workers import STUCK, fitting, image_bytes
 
 from . import foreign_datasets
-from .datasets import caption_data
 from .datasets.known import MASKED
 from .flags import Flags
+
+DECODED = "jpg"  # the member that clip_benchmark reads
+NAME = "__name__"  # member with the image's original name, the "filename" of KEY.json
 
 
 def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Iterator[dict]]) -> Iterator[dict]:
@@ -39,6 +44,17 @@ def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
     return (sample for number, sample in enumerate(samples) if number // batch_size % step == first)
 
 
+def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
+    """Yield each sample of a webdataset with its upright RGB image as DECODED, its name, and its labels or captions."""
+    for sample in samples:
+        suffix = image_member(sample)
+        if suffix is None:
+            raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
+        image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
+        yield {name: value for name, value in sample.items() if name in ("cls", "txt") or name.startswith("__")} | {
+            DECODED: image, NAME: str(read_metadata(sample).get("filename", ""))}
+
+
 def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
     """Replace the stages of clip_benchmark's webdataset that read shards, and its class names and templates."""
     for field, name in (("classes", "classnames.txt"), ("templates", "zeroshot_classification_templates.txt")):
@@ -46,7 +62,7 @@ def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:
             vars(dataset)[field] = read_names(path)
     place = dataset.pipeline.index(split_by_worker)
     dataset.pipeline[place:place + 2] = [partial(read_shards, read_urls=dataset.pipeline[place + 1]),
-                                         partial(own_samples, batch_size=batch_size), caption_data.decode_images]
+                                         partial(own_samples, batch_size=batch_size), decode_images]
     dataset.pipeline[place + 3].args[0].partial = True  # webdataset's decoder then passes on decoded images
 
 
@@ -101,7 +117,10 @@ class Job(NamedTuple):
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
         keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and not self.by_cosine
-        return caption_data.with_keys(dataset, transform) if keyed else dataset
+        if not keyed:
+            return dataset
+        from .datasets.caption_data import with_keys
+        return with_keys(dataset, transform)
 
     def load(self, split: str, transform: Callable | None = None) -> DataLoader:
         """Return batches of `build` without --corruption, in the data set's order whatever the number of workers."""

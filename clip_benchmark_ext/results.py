@@ -1,7 +1,7 @@
 """Name, write and compare result files, which hold all settings of their numbers.
 
 Besides model, data set and task, "settings" has everything that decides the numbers, with the SHA-256 of the weights,
-of files that options name, and of the data (`contents.fingerprint`). `--skip_existing` keeps only a result of exactly
+of files that options name, and of the data (`fingerprint.of_dataset`). `--skip_existing` keeps only a result of exactly
 the same settings. Result files are strict JSON, without NaN.
 """
 import json

@@ -10,13 +10,14 @@ import open_clip
 import torch
 from clip_benchmark.datasets import builder
 
+from open_clip_mdc.data import fingerprint
 from open_clip_mdc.data.files import try_output
 from open_clip_mdc.data.outputs import OF_FILES, check_suffix
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.config import CaptionCfg
 
-from . import contents, foreign_datasets, results
+from . import foreign_datasets, results
 from .datasets.known import MASKED
 from .distributed import everywhere, rank_and_size
 from .flags import Flags
@@ -74,7 +75,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     job = Job(args, flags, options, output)
 
     def describe() -> dict:
-        data = {split: contents.fingerprint(job.build(split)) for split in splits if split is not None}
+        data = {split: fingerprint.of_dataset(job.build(split)) for split in splits if split is not None}
         return results.describe(args, task.arguments, asked, data)
 
     if args.skip_existing and everywhere(output.exists()) and everywhere(results.is_there(output, describe())):

@@ -5,39 +5,22 @@ drop. Other data sets have the ids "0", "1", ... in their order.
 
 Dimensions: B images.
 """
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from io import BytesIO
 
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from open_clip_mdc.data.captions import text_of, without_image
-from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.captions import text_of
 from open_clip_mdc.data.paths import to_shards
-from open_clip_mdc.data.shards import image_member, read_metadata
-
-DECODED = "jpg"  # the member that clip_benchmark reads
-NAME = "__name__"  # member with the image's original name, the "filename" of KEY.json
-
-
-def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield each sample of a webdataset with its upright RGB image as DECODED, its name, and its labels or captions."""
-    for sample in samples:
-        suffix = image_member(sample)
-        if suffix is None:
-            raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
-        image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
-        yield {name: value for name, value in sample.items() if name in ("cls", "txt") or name.startswith("__")} | {
-            DECODED: image, NAME: str(read_metadata(sample).get("filename", ""))}
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
     name = f"{sample['__url__']}, sample {sample['__key__']}"
     if "txt" not in sample:
         raise ValueError(f"{name}: this task needs an image and a .txt with one caption per line")
-    return transform(sample[DECODED]), text_of(sample).split("\n"), sample["__key__"], sample[NAME]
+    return transform(sample["jpg"]), text_of(sample).split("\n"), sample["__key__"], sample["__name__"]
 
 
 def with_keys(dataset: Dataset, transform: Callable) -> Dataset:

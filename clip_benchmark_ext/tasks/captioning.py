@@ -24,16 +24,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.data.files import try_output, write_json
+from open_clip_mdc.data.fingerprint import fingerprint, shards_of
 from open_clip_mdc.data.image_ids import check_image_ids, coco_results, image_id, read_image_ids
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.decoding.options import OF_CLIP, guides, needs_null_image
 from open_clip_mdc.decoding.sampling import Decoded, Sampling
 from open_clip_mdc.integration import clip as clip_models
-from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
 from ..coca import CoCaCaptioner
-from ..contents import shards_of
 from ..datasets.caption_data import read_batch, unique_ids
 from ..distributed import merge, own_batches, rank_and_size
 from ..features import describe_data

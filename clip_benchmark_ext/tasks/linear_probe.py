@@ -20,8 +20,8 @@ from sklearn.metrics import balanced_accuracy_score, classification_report
 from torch import Tensor
 from torch.utils.data import DataLoader, random_split
 
+from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.data.weights import save_tensors
-from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.progress import progress_bar
 
 from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn

@@ -26,10 +26,10 @@ from clip_benchmark.metrics import zeroshot_retrieval
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.decoding.clip_guidance import Clip
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
-from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.models.precision import without_autocast
 from open_clip_mdc.text.special_tokens import not_whole
 

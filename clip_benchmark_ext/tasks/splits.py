@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.models.fingerprint import fingerprint
+from open_clip_mdc.data.fingerprint import fingerprint
 
 from .. import token_cache
 from ..features import cache_key

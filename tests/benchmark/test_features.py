@@ -29,7 +29,7 @@ from clip_benchmark_ext.features import (
     load_features,
     save_features,
 )
-from open_clip_mdc.models.fingerprint import fingerprint
+from open_clip_mdc.data.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1)
@@ -267,6 +267,41 @@ def tiny_loader():
 
 def tiny_key():
     return cache_key(fingerprint(tiny_clip()), tiny_loader(), "train", "pooled", False, "cpu", False)
+
+
+class Constants(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.width, self.cfg = 3, {"pool": "avg", "sizes": [1, 2]}
+        self.register_buffer("weight", torch.arange(6.0).view(2, 3))
+
+
+class Photos(Dataset):
+    """Everything that a data set may hold."""
+
+    def __init__(self, root):
+        self.root, self.transform, self.samples = str(root), identity, [("a.txt", 0), (str(root / "b.txt"), 1)]
+        self.facts, self.names = {"n": 2, "share": 0.5, "none": None}, {"dog", "cat"}
+        self.pixels, self.raw = torch.arange(4), b"bytes"
+        self.again = self.samples
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return torch.tensor([i, i + 1]), i
+
+
+def test_names_of_files_are_those_of_earlier_versions(tmp_path):
+    """People have caches and results under these."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    about = describe_data(DataLoader(Photos(tmp_path)))
+    key = {"model": fingerprint(Constants()), "split": "test", "data": about}
+    assert key["model"].startswith("1a69d7aed4af8ae8")
+    assert about["content"].startswith("8d40322ae92cbee6")
+    assert about["sample"].startswith("0f5940c1ecc47f0e")
+    assert feature_path("", key) == "test-be3eaa81bdd8b2485b6e684b.safetensors"
 
 
 def test_the_key_is_the_same_in_another_process(killed_run):

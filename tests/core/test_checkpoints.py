@@ -12,9 +12,9 @@ from training import equal
 
 import open_clip_mdc
 from open_clip_mdc.data import weights
+from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
-from open_clip_mdc.models.fingerprint import fingerprint
 
 OLD_WEIGHTS = json.loads((Path(__file__).parent / "fixtures" / "weights_0.1.json").read_text())
 

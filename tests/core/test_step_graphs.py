@@ -11,10 +11,10 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.decoding.confidence import fully_masked
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.models import step_graphs
-from open_clip_mdc.models.fingerprint import fingerprint
 from open_clip_mdc.models.precision import with_cast_blocks
 from open_clip_mdc.models.step_graphs import StepGraphs
 from open_clip_mdc.text.packing import each_tensor, in_few_sizes, pack_tokens

@@ -25,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 from ..data.files import parse_json, write_json
+from ..data.fingerprint import fingerprint
 from ..data.image_ids import coco_results, read_image_ids
 from ..data.images import Batch, Images
 from ..data.outputs import is_folder
@@ -39,7 +40,6 @@ from ..decoding.sampling import Sampling
 from ..errors import MAX_SHOWN, complain, plural
 from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
-from ..models.fingerprint import fingerprint
 from ..objectives.replace import STEPS
 from .noted import noted
 from .page import card, legend, printable, shown, shown_lines, shown_model, thumbnail, write_page

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ..data.fingerprint import fingerprint
 from ..data.images import Batch, Images, open_image, read_images
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
@@ -33,7 +34,6 @@ from ..errors import MAX_SHOWN, complain, plural
 from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.log_likelihood import log_likelihood
-from ..models.fingerprint import fingerprint
 from ..text.special_tokens import tokenize_whole
 from .noted import noted
 from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page

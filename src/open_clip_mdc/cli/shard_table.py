@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from ..bulk.tables import key_of, write_table
 from ..bulk.units import READ, Unit, check_settings, files_of, source_of
+from ..data.fingerprint import fingerprint
 from ..data.images import Batch, Images
 from ..errors import MAX_SHOWN
 from ..integration.pretrained import PretrainedCaptioner
-from ..models.fingerprint import fingerprint
 
 
 def table_worker(args: argparse.Namespace, loaded: PretrainedCaptioner, schema: pa.Schema,

@@ -22,10 +22,9 @@ from torch.utils.data import get_worker_info
 from torchvision.transforms import Compose, Normalize, ToTensor
 from torchvision.transforms.functional import pil_to_tensor
 from webdataset.filters import _shuffle
-from webdataset.handlers import reraise_exception
 
 from ..data.images import image_pairs
-from ..data.shards import CAPTION_SEPARATOR, META, as_file, regroup, training_members
+from ..data.shards import CAPTION_SEPARATOR, regroup
 from ..data.workers import STUCK, fitting, image_bytes
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
@@ -220,19 +219,6 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
         seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
         need_batches(info, args.train_data)
     return info
-
-
-@hook
-def gopen(original, url, mode="rb", *args, **kwargs):
-    """Wrap `webdataset.gopen.gopen`: open an existing file as a file, even if its name begins with pipe:."""
-    return original(as_file(url) if mode == "rb" else url, mode, *args, **kwargs)
-
-
-@hook
-def tar_file_iterator(original, fileobj, skip_meta=META, handler=reraise_exception, select_files=None,
-                      rename_files=None):
-    """Replace `webdataset.tariterators.tar_file_iterator`: check a member's size before it is read."""
-    return training_members(fileobj, skip_meta, handler, select_files, rename_files)
 
 
 class Cached:

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from ..data import cache
 from ..data.captions import captioned
 from ..data.files import lock, open_own, sha256
+from ..data.fingerprint import fingerprint
 from ..data.images import decode_image, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
 from ..data.weights import save_tensors
 from ..models import towers
-from ..models.fingerprint import fingerprint
 
 BATCH = 32
 

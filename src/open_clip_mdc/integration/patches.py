@@ -45,9 +45,9 @@ LOADING = (
     Replacement("open_clip:load_checkpoint", ".saving:load_checkpoint", "the same under its public name"),
 )
 SHARDS = (  # for readers of shards that are not ours
-    Replacement("webdataset.gopen:gopen", ".data:gopen",
+    Replacement("webdataset.gopen:gopen", ".streams:gopen",
                 "a file with the name pipe:COMMAND.tar, which *.tar may match, would run the command"),
-    Replacement("webdataset.tariterators:tar_file_iterator", ".data:tar_file_iterator",
+    Replacement("webdataset.tariterators:tar_file_iterator", ".streams:tar_file_iterator",
                 "it reads a member of any size to memory, such as 3 GB from a tar.gz of 14 MB"),
 )
 TRAINING = (

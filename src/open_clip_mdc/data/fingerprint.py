@@ -1,4 +1,4 @@
-"""Compute fingerprints of data sets, for the settings in result files and for cache keys.
+"""Hashes of models and data sets, by which results and caches know what they were made from.
 
 Every file that a data set names counts by its content (SHA-256), and not by its place or time. Captions, labels, class
 names and templates count as they are.
@@ -15,11 +15,38 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from open_clip_mdc.data.files import files_below, sha256
-from open_clip_mdc.data.weights import hash_tensor
+from .files import files_below, sha256
+from .weights import hash_tensor
 
 # Attributes for how images are read, which a cache key has elsewhere (`features.describe_data`), and a stream's stages.
 PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipeline")
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of a model's weights and settings.
+
+    Weights alone do not decide what a model computes: those of ViT-B-32 also fit ViT-B-32-quickgelu. So the types of
+    modules and their plain attributes (number of heads, pooling, image mean and size) are hashed, too.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        settings = {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}
+        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            digest.update(name.encode())
+            hash_tensor(digest, tensor)
+    return digest.hexdigest()
+
+
+def _is_plain(value: object) -> bool:
+    if dataclasses.is_dataclass(value):  # caption_cfg
+        return all(map(_is_plain, vars(value).values()))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def text_of(value: object) -> str:  # without memory addresses, which differ from run to run
@@ -105,7 +132,7 @@ class Contents:
             self.add(part)
 
 
-def fingerprint(dataset: Dataset) -> str:
+def of_dataset(dataset: Dataset) -> str:
     """Return the SHA-256 of all that a data set holds except its transform. Shards on the web count by address."""
     inner = dataset
     while isinstance(inner, Subset):
