@@ -30,7 +30,6 @@ from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
 from .hook import hook
 from .openclip import version
-from .problems import warn_of_warmup
 
 
 def seed_noise(*keys: int) -> None:
@@ -250,6 +249,7 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         loader.timeout = STUCK * (loader.num_workers > 0)
     if "train" in data:
         if world_info_from_env()[1] == 0:
+            from .problems import warn_of_warmup  # only training needs it, and it imports much
             warn_of_warmup(args, data["train"].dataloader.num_batches)
         device = getattr(args, "device", "cpu")
         data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, version.DICT_BATCHES)

@@ -2,6 +2,7 @@
 
 Dimensions: B images, C candidates, L positions.
 """
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from ..decoding.sampling import Decoded
 from ..models.captioner import Captioner
+from ..models.towers import patch_tower
 from ..objectives.loss import CaptionLoss
 from . import configs
-from .configs import is_captioner
+from .configs import has_patch_tower, is_captioner
 from .hook import hook
+from .runs import image_settings
 
 CHARACTERS = 10_000  # of a text, which BPE reads in quadratic time. No token of CLIP's has more than 24
 
@@ -113,6 +116,46 @@ def get_tokenizer(original, model_name="", context_length=None, cache_dir=None, 
 def model_class(original, *args, **kwargs):
     """Wrap `open_clip.factory.CustomTextCLIP`: make the class that `CLASSES` names for a config of ours."""
     return (class_of(kwargs) or original)(*args, **kwargs)
+
+
+def _pair(size) -> list:
+    return list(size) * (2 // len(size)) if isinstance(size, (list, tuple)) else [size, size]
+
+
+@hook
+def create_model(original, model_name, pretrained=None, *args, pretrained_image=False, pretrained_image_path=None,
+                 force_preprocess_cfg=None, **kwargs):
+    """Wrap `open_clip.create_model`: load `pretrained_image`, a SOURCE, into the image tower of a captioner or LiT.
+
+    A file of weights, `pretrained`, brings its `image_settings`, as the model would see other pixels without them.
+    OpenCLIP's own `pretrained_image_path` is such a SOURCE too. OpenCLIP would load a part of it without a warning.
+    """
+    source = pretrained_image_path or pretrained_image
+    if not source or not has_patch_tower(model_name):
+        if isinstance(pretrained_image, (str, Path)):
+            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}: give "
+                             f"{model_name} the weights of the whole model by --pretrained")
+        of_file = pretrained and ":" not in model_name and Path(pretrained).is_file()
+        told = (image_settings(Path(pretrained)) if of_file else None) or {}
+        size = told.pop("size", None)
+        model = original(model_name, pretrained, *args, pretrained_image=pretrained_image,
+                         pretrained_image_path=pretrained_image_path,
+                         force_preprocess_cfg=told | (force_preprocess_cfg or {}), **kwargs)
+        own = size and getattr(getattr(model, "visual", None), "image_size", None)
+        if own and _pair(own) != _pair(size):
+            logging.warning("%s was trained on images of %s pixels, and this model takes %s: --force-image-size %s "
+                            "takes the same", pretrained, "x".join(map(str, _pair(size))),
+                            "x".join(map(str, _pair(own))), _pair(size)[0])
+        return model
+    if pretrained:
+        raise ValueError(f"--pretrained {pretrained} has an image tower already: leave out --pretrained-image")
+    from . import image_source
+    source = image_source.resolve(source, model_name)
+    preprocess_cfg = image_source.normalization(source, model_name) | (force_preprocess_cfg or {})
+    model = original(model_name, None, *args, force_preprocess_cfg=preprocess_cfg, **kwargs)
+    image_source.load(patch_tower(model), source, model_name)
+    logging.info("The image tower has the weights of %s", source)  # OpenCLIP has said that all weights are random
+    return model
 
 
 def clean_and_cut(clean: Callable[[str], str], characters: int, text: str) -> str:

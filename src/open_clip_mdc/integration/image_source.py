@@ -4,7 +4,6 @@ SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one
 timm:NAME.
 """
 import json
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,6 @@ from torch import Tensor
 from ..data import weights
 from ..errors import close_names
 from ..models import tower_weights, towers
-from .configs import has_patch_tower
-from .hook import hook
 from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
@@ -182,42 +179,3 @@ def _converted(visual: torch.nn.Module, source: str, model_name: str) -> dict[st
         advice = f"It is the tower of {located.base}" if located.base else "Give weights of the same encoder"
         raise ValueError(f"--pretrained-image {source} does not fit the image tower of {model_name}: {problem}. "
                          f"{advice}") from problem
-
-
-def _pair(size) -> list:
-    return list(size) * (2 // len(size)) if isinstance(size, (list, tuple)) else [size, size]
-
-
-@hook
-def create_model(original, model_name, pretrained=None, *args, pretrained_image=False, pretrained_image_path=None,
-                 force_preprocess_cfg=None, **kwargs):
-    """Wrap `open_clip.create_model`: load `pretrained_image`, a SOURCE, into the image tower of a captioner or LiT.
-
-    A file of weights, `pretrained`, brings its `image_settings`, as the model would see other pixels without them.
-    OpenCLIP's own `pretrained_image_path` is such a SOURCE too. OpenCLIP would load a part of it without a warning.
-    """
-    source = pretrained_image_path or pretrained_image
-    if not source or not has_patch_tower(model_name):
-        if isinstance(pretrained_image, (str, Path)):
-            raise ValueError(f"--pretrained-image {pretrained_image} is for captioners and LiT-{model_name}: give "
-                             f"{model_name} the weights of the whole model by --pretrained")
-        of_file = pretrained and ":" not in model_name and Path(pretrained).is_file()
-        told = (image_settings(Path(pretrained)) if of_file else None) or {}
-        size = told.pop("size", None)
-        model = original(model_name, pretrained, *args, pretrained_image=pretrained_image,
-                         pretrained_image_path=pretrained_image_path,
-                         force_preprocess_cfg=told | (force_preprocess_cfg or {}), **kwargs)
-        own = size and getattr(getattr(model, "visual", None), "image_size", None)
-        if own and _pair(own) != _pair(size):
-            logging.warning("%s was trained on images of %s pixels, and this model takes %s: --force-image-size %s "
-                            "takes the same", pretrained, "x".join(map(str, _pair(size))),
-                            "x".join(map(str, _pair(own))), _pair(size)[0])
-        return model
-    if pretrained:
-        raise ValueError(f"--pretrained {pretrained} has an image tower already: leave out --pretrained-image")
-    source = resolve(source, model_name)
-    preprocess_cfg = normalization(source, model_name) | (force_preprocess_cfg or {})
-    model = original(model_name, None, *args, force_preprocess_cfg=preprocess_cfg, **kwargs)
-    load(towers.patch_tower(model), source, model_name)
-    logging.info("The image tower has the weights of %s", source)  # OpenCLIP has said that all weights are random
-    return model

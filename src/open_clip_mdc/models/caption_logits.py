@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..objectives.replace_process import infer_time
 from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, in_few_sizes, pack_tokens
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder
@@ -89,6 +88,7 @@ class CaptionReader(nn.Module):
         """
         if self.text.time_embedding is None:
             return None
+        from ..objectives.replace_process import infer_time  # only diffusion in steps needs it
         share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)  # [R], without SOT
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 

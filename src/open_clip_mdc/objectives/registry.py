@@ -37,7 +37,7 @@ def register_objective(name: str, *, corrupt_full_interval: Callable, token_loss
     """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken."""
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:
-            raise ValueError(f"there is an objective {name!r} already, by {OBJECTIVES[name].corrupt.__module__}")
+            raise ValueError(f"there is an objective {name!r} already")
         OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule)
         return corrupt
     return add
