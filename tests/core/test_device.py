@@ -253,18 +253,3 @@ def test_the_watch_sees_who_waits():
         mask.nonzero()
         int(mask.sum())
     assert watch.asks == ["index", "nonzero", "_local_scalar_dense"]
-
-
-def test_scoring_takes_a_quarter_of_the_free_memory_of_a_cuda_device(monkeypatch):
-    model, text = tiny_captioner(), captions([8] * 6)[None]
-
-    class Embeddings:
-        device = torch.device("cuda")
-        shape = (1, 16, 64)
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 ** 30, 2 ** 33))
-    assert scoring._chunk_sizes(model, Embeddings, text, None) == scoring._chunk_sizes(model, Embeddings, text, 256)
-    Embeddings.device = torch.device("cpu")
-    assert scoring._chunk_sizes(model, Embeddings, text, None)[2] == 4096
-    monkeypatch.setattr(scoring, "CPU_TOKENS", 10 ** 9)
-    assert scoring._chunk_sizes(model, Embeddings, text, None) == scoring._chunk_sizes(model, Embeddings, text, 512)

@@ -111,27 +111,3 @@ def test_confidence_is_a_probability_not_a_logit():
     found = estimators.heuristic(lambda lengths: lambda text, predicted: logits[predicted % text.shape[1]],
                                  torch.tensor([[SOT, 4, 5, EOT]]), V)
     assert found.order[0, 1] > found.order[0, 2]
-
-
-@pytest.mark.parametrize("max_tokens", [1, 12, 40, 100, 10 ** 6])
-def test_decoder_calls_read_each_row_once_beside_rows_of_other_images(max_tokens):
-    """Images have 3, 1, 0, 7 and 2 rows.
-
-    Each call has equally many rows of each of its images, and fills up with single tokens.
-    """
-    image, length = np.repeat([0, 1, 3, 4], [3, 1, 7, 2]), np.random.default_rng(0).integers(2, 9, 13)
-    calls, seen = [], []
-
-    def network(lengths, images=(0, 1, 2, 3, 4)):
-        calls.append((np.array(lengths), np.array(images)))
-        return len(calls)
-
-    for index, token_logits in estimators.decoder_calls(network, image, length, 5, max_tokens):
-        lengths, images = calls[token_logits - 1]
-        real = index >= 0
-        assert (lengths == np.where(real, length[index], 1)).all()
-        assert (images.repeat(len(index) // len(images))[real] == image[index][real]).all()
-        assert len(index) * length.max() <= max_tokens or len(index) == 1
-        seen += index[real].tolist()
-    assert seen == list(range(13)) if max_tokens < 100 else sorted(seen) == list(range(13))
-    assert len(calls) == {1: 13, 12: 13, 10 ** 6: 1}.get(max_tokens, len(calls))

@@ -14,7 +14,6 @@ from conftest import REPO, complaint_of, png, run_folder, wait_for
 from PIL import Image
 
 from open_clip_mdc import cli
-from open_clip_mdc.bulk import units as bulk
 from open_clip_mdc.bulk.locks import Locks
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import checkpoints
@@ -304,37 +303,6 @@ def test_the_process_that_sends_shards_to_ray_imports_no_torch():
             "print('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
     assert set(cli.DRIVERS) == set(cli.WORKERS)
-
-
-def test_a_bar_counts_images_as_they_come_whatever_the_unit(place, tmp_path, monkeypatch):
-    """With a folder nothing was to be seen until it was done."""
-    class Bar:
-        n, total = 0, None
-
-        def update(self, n):
-            self.n += n
-
-        __enter__, __exit__ = (lambda self: self), (lambda *args: None)
-    bar = Bar()
-    monkeypatch.setattr(bulk, "progress_bar", lambda **options: bar)
-    (tmp_path / "photos").mkdir()
-    for i in range(3):
-        (tmp_path / "photos" / f"{i}.png").write_bytes(png(i))
-    shard = place / "000.tar"
-    with bulk.images_bar([tmp_path / "photos"], "embed"):
-        bulk.READ.value = 2
-        wait_for(lambda: (bar.n, bar.total) == (2, 3))
-    bar.n = 0
-    with bulk.images_bar([shard, place / "001.tar"], "embed") as say:
-        bulk.READ.value = 4
-        wait_for(lambda: bar.n == 4)
-        assert bar.total is None
-        say(shard, 5, False)
-        assert (bar.n, bar.total) == (5, 10)
-    for jobs in (1, 2):
-        out = tmp_path / f"f{jobs}"
-        assert run("embed", place, shards(place), tmp_path / "photos", "--jobs", jobs, "--out", out) is None
-        assert bulk.READ.value == 23
 
 
 def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):

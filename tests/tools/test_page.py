@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from caption_files import NAMES, PATHS, Page, lines, run, scene, seven_images
-from PIL import Image
 
 from open_clip_mdc.cli import page as report
 
@@ -156,30 +155,3 @@ def test_the_browser_shows_every_card_and_runs_and_fetches_nothing(runs, tmp_pat
     assert sum(tag == "img" for tag, _ in shown.tags) == 1
     server.shutdown()
     assert not asked
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_never_scrolls_sideways_though_a_grid_may(tmp_path, width):
-    words = [(f"word{i} ", i, 0.5) for i in range(30)]
-    path = write(tmp_path / "page.html", row(words, caption="unbroken" * 40, image="n" * 300), skipped=["z" * 300])
-    measure = "<script>document.title = [document.documentElement.scrollWidth - innerWidth, " \
-              "document.querySelector('.steps').scrollWidth - document.querySelector('.steps').clientWidth]</script>"
-    path.write_text(re.sub(r"<meta http-equiv[^>]*>", "", path.read_text()) + measure)
-    excess = re.search(r"<title>(-?\d+),(-?\d+)</title>", browse(path, "--dump-dom", f"--window-size={width},900"))
-    assert int(excess[1]) <= 0 < int(excess[2])
-
-
-@needs_browser
-def test_images_and_colours_are_on_the_screen_in_light_and_dark(tmp_path):
-    """Corners are the page's colour, and the colour of a sure word and of the image are somewhere."""
-    path = write(tmp_path / "page.html", row(EXAMPLE))
-    for name, flags, page, sure in (("light", (), "#fbfaf7", "#1c4e7a"), ("dark", ("--force-dark-mode",), "#16191a",
-                                                                       "#9bdcec")):
-        shot = tmp_path / f"{name}.png"
-        browse(path, f"--screenshot={shot}", "--window-size=900,700", *flags)
-        with Image.open(shot) as image:
-            colours = {colour for _, colour in image.convert("RGB").getcolors(10 ** 6)}
-            corner = image.convert("RGB").getpixel((2, 2))
-        assert "#{:02x}{:02x}{:02x}".format(*corner) == page
-        assert {tuple(bytes.fromhex(sure[1:])), (0, 255, 90)} <= colours
