@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import images
-from likelihoods import EOT, MASK, SOT, V, caption, log_probs, random_captions, read
+from likelihoods import MASK, SOT, V, caption, log_probs, random_captions, read
 
 from open_clip_mdc.likelihood import exact as estimators
 from open_clip_mdc.likelihood import log_likelihood as scoring
@@ -103,11 +103,3 @@ def test_finished_rows_leave_the_batch(mdc):
         estimators.heuristic(count, torch.tensor([caption(1, 2), caption(1, 2, 3, 4)]), V)  # 4 and 6 tokens with SOT
     assert tokens == [10, 10, 10, 7, 7]
     assert asked_for == [8, 6, 4, 2, 1]
-
-
-def test_confidence_is_a_probability_not_a_logit():
-    logits = torch.zeros(4, V)
-    logits[1], logits[2, 5] = 20.0, 9.0  # the first word is a uniform guess of large logits, the second is certain
-    found = estimators.heuristic(lambda lengths: lambda text, predicted: logits[predicted % text.shape[1]],
-                                 torch.tensor([[SOT, 4, 5, EOT]]), V)
-    assert found.order[0, 1] > found.order[0, 2]

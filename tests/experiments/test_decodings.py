@@ -37,17 +37,6 @@ def test_steps_are_passes_of_the_decoder_and_captions_are_those_of_the_images(ru
     assert decodings.say(model, tokenizer, embs, dict(length=4)) == (plain, 4)  # no hook stays behind
 
 
-def test_every_way_of_decoding_is_one_that_both_kinds_of_captioner_have(runs):
-    for alias, objective in (("mdc", "MDC"), ("arc", "ARC")):
-        model, transform, tokenizer = checkpoints.load(str(runs / alias), captioner=True)
-        embs = model.encode_image_tokens(transform(make_image(0))[None]).detach()
-        model.encode_image_tokens = lambda embs: embs
-        for options in decodings.ways(objective, 3).values():
-            if options.get("length") not in ("auto", "likely"):  # of an untrained model that is as long as may be
-                said, steps = decodings.say(model, tokenizer, embs, options)
-                assert len(said) == 1 and steps >= 1
-
-
 def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, shard, tmp_path, monkeypatch, capsys,
                                                                                    no_java):
     monkeypatch.setattr(decodings, "ways", lambda objective, length: {

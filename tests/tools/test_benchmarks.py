@@ -10,7 +10,7 @@ from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.special_tokens import valid_tokens
 
 sys.path.insert(0, str(REPO))
-from benchmarks import bulk, plain, training  # noqa: E402
+from benchmarks import bulk, plain  # noqa: E402
 from benchmarks.captions import evenly_spaced, read_captions  # noqa: E402
 from benchmarks.contestants import algorithm_1, contestant, count_flops, tokenize  # noqa: E402
 
@@ -68,19 +68,6 @@ def test_multiplications_of_mdc_follow_the_real_tokens_and_those_of_algorithm_1_
             flops[name, length] = count_flops(lambda text=text, side=side: side.step(torch.randn(2, 3, 32, 32), text))
     assert flops["MDC", 8] < 0.8 * flops["MDC", 40] < 0.8 * flops["Algorithm 1", 8]
     assert flops["Algorithm 1", 8] == flops["Algorithm 1", 40] and flops["CLIP", 8] == flops["CLIP", 40]
-
-
-def test_training_compares_time_with_what_the_count_says(monkeypatch):
-    taken = {"MDC": [2.0, 1.0], "Algorithm 1": [3.0, 1.5], "CLIP": [8.0, 1.0]}
-    monkeypatch.setattr(training, "take_turns", lambda steps, rounds: taken)
-    monkeypatch.setattr(training, "memory_of", lambda name, long: {"MDC": 10, "Algorithm 1": 40, "CLIP": 5}[name])
-    args = training.build_parser().parse_args(["--size", "ViT-Ti-8", "--batch-size", "2", "--rounds", "2"])
-    rows = training.compare(args, long=True)
-    assert [row[:3] for row in rows] == [("long", "77.0", "Algorithm 1"), ("long", "77.0", "CLIP")]
-    assert [row[4] for row in rows] == ["1.50", "2.50"]  # medians of the rounds' ratios
-    assert [row[6] for row in rows] == ["0.25", "2.00"]
-    for row in rows:
-        assert float(row[5]) == pytest.approx(float(row[3]) / float(row[4]), abs=0.01)
 
 
 def test_a_shard_is_timed_beside_its_own_tensors_in_the_same_process(scenes, tmp_path):

@@ -89,18 +89,6 @@ def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monke
     assert saved == [3, 3] and "copies: stopped after 0 s" in capsys.readouterr().out
 
 
-def step(model, size, mode, samples, tflops, **more):
-    return {"model": model, "size": size, "batch": 1024, "mode": mode, "samples/s": samples, "TFLOP/s": tflops, **more}
-
-
-def test_goals_are_judged_by_what_was_measured():
-    measured = {"steps": [step("MDC", "ViT-B-16", "compiled", 2000.0, 200.0),
-                          step("CLIP", "ViT-B-16", "compiled", 1600.0, 200.0)]}
-    before, after = (gpu.goals(parts).splitlines()[2:] for parts in ({}, measured))
-    assert all(line.endswith(" |  |  |") for line in before) and after[2:] == before[2:]
-    assert "| 0.253 | missed |" in after[0] and "| 1.25 | met |" in after[1]
-
-
 def test_all_parts_run_small_on_a_cpu(tmp_path, monkeypatch):
     result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", str(tmp_path),
                  fork=True)

@@ -53,7 +53,7 @@ class CaptionLogits:
 
 
 class CaptionReader(nn.Module):
-    """What decoding and scoring ask of a model with `text`, an `objective` and patch tokens of images."""
+    """Name what decoding and scoring ask of a model with `text`, an `objective` and patch tokens of images."""
 
     @property
     def causal(self) -> bool:

@@ -1,4 +1,4 @@
-"""What OpenCLIP's factory, training loop and logger ask of a model, for captioners."""
+"""Answer what OpenCLIP's factory, training loop and logger ask of a model, for captioners."""
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

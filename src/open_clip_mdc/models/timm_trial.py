@@ -1,4 +1,4 @@
-"""What is known of a timm encoder only by trying it: the grid of its tokens, and parameters that they do not need.
+"""Try what is known of a timm encoder in no other way: the grid of its tokens, and parameters that they do not need.
 
 A ViT gives prefix tokens (class, registers) and then patch tokens. A convolutional network gives its last feature map,
 one token per position. If a network does not end in a LayerNorm, its tokens are normalised without parameters.

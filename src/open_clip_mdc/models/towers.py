@@ -91,7 +91,7 @@ def tokens_of_map(x: Tensor, channels_first: bool = True, normalised: bool = Fal
 
 
 class Tower:
-    """What the rest of the project asks of an image tower. Families answer what differs."""
+    """Name what the rest of the project asks of an image tower. Families answer what differs."""
 
     matches: type[nn.Module]
     has_mask = False  # True if it has a [MASK] of its own. A masked token then keeps its position embedding
