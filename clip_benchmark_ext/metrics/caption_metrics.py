@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,9 @@ NO_SPICE_MODELS = ("its language models are missing: run `python -m pycocoevalca
 START_SECONDS, CAPTION_SECONDS = 600, 2
 
 
+Scored = tuple[float, Sequence[float] | None]
+
+
 class CaptionScores(NamedTuple):
     scores: dict[str, float]  # by pycocoevalcap's names
     missing: dict[str, str]  # by metric, why it could not be computed and what to do about it
@@ -53,47 +56,23 @@ class CaptionScores(NamedTuple):
 def score_captions(candidates: Mapping[Hashable, str],
                    references: Mapping[Hashable, Sequence[str]]) -> CaptionScores:
     """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, or the reasons why some cannot be computed here."""
-    check(candidates, references)
+    if not candidates:
+        raise ValueError("there are no captions to score")
+    if lacking := candidates.keys() ^ references.keys():
+        raise ValueError(f"captions and references are for different images: {sorted(map(repr, lacking))[:5]}")
     counts = [len(references[i]) for i in candidates]
     words, word_tokenizer = split_words([*candidates.values(), *(r for i in candidates for r in references[i])])
     hypotheses, rest = words[:len(counts)], iter(words[len(counts):])
     targets = [[next(rest) for _ in range(count)] for count in counts]
-    gts, res = dict(enumerate(targets)), {i: [caption] for i, caption in enumerate(hypotheses)}
-    of_images: dict[str, list[float]] = {}
-
-    def mean_of(name: str, scorer: Rouge | Cider) -> float:
-        if name == "CIDEr":
-            check_idf(targets)
-        mean, values = scorer.compute_score(gts, res)
-        of_images[name] = [float(value) for value in values]
-        return mean
-
-    all_bleu = cache(lambda: bleu_scores(hypotheses, targets))
-    longest = max(len(caption.split()) for caption in hypotheses)
-
-    def bleu(n: int) -> float:
-        if 0 < longest < n:  # pycocoevalcap would return the quotient of two tiny numbers
-            raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
-        scores, values = all_bleu()
-        if n == 4:
-            of_images["Bleu_4"] = values
-        return scores[n - 1]
-
-    def mean_meteor() -> float:
-        score, of_images["METEOR"] = meteor(hypotheses, targets)
-        return score
-
-    metrics: dict[str, Callable[[], float]] = {
-        **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": mean_meteor,
-        "ROUGE_L": lambda: mean_of("ROUGE_L", Rouge()), "CIDEr": lambda: mean_of("CIDEr", Cider()),
-        "SPICE": partial(spice, hypotheses, targets)}
-    scores, missing = {}, {}
-    for name, compute in metrics.items():
+    scores, missing, of_images = {}, {}, {}
+    for name, compute in METRICS.items():
         try:
-            value = float(compute())
+            value, values = compute(hypotheses, targets)
             if not math.isfinite(value):
                 raise ValueError("it is NaN or infinite for these captions")
-            scores[name] = value
+            scores[name] = float(value)
+            if values is not None:
+                of_images[name] = [float(value) for value in values]
         except Exception as problem:  # a metric that fails must not lose the others, after hours of decoding
             missing[name] = " ".join(str(problem).split()) or repr(problem)
             logging.warning("%s is missing: %s", name, missing[name])
@@ -101,21 +80,13 @@ def score_captions(candidates: Mapping[Hashable, str],
                          mean_words([r for captions in targets for r in captions]), of_images)
 
 
-def check(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> None:
-    if not candidates:
-        raise ValueError("there are no captions to score")
-    for one, other, what in ((candidates, references, "references"), (references, candidates, "a caption")):
-        lacking = [i for i in one if i not in other]
-        if lacking:
-            shown = ", ".join(map(repr, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
-            raise ValueError(f"captions and references are for different images: {len(lacking)} of {len(one)} lack "
-                             f"{what}: {shown}")
-    for i, caption in candidates.items():
-        if not isinstance(caption, str):
-            raise ValueError(f"image {i!r}: a caption must be a text, not {caption!r}")
-        texts = references[i]
-        if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"image {i!r}: references must be a list of at least one text, not {texts!r}")
+# ---- metrics: from captions and their references, split into words, to the score of all and a value per image, if any
+
+
+def by_pycocoevalcap(scorer: Rouge | Cider, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+    if isinstance(scorer, Cider):
+        check_idf(references)
+    return scorer.compute_score(dict(enumerate(references)), {i: [text] for i, text in enumerate(hypotheses)})
 
 
 def check_idf(references: Sequence[Sequence[str]]) -> None:
@@ -131,19 +102,23 @@ def check_idf(references: Sequence[Sequence[str]]) -> None:
                         "those of all images", silent, len(words))
 
 
-def bleu_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[list[float], list[float]]:
-    """Return BLEU-1 to BLEU-4 of all captions, and a jackknife pseudo-value of BLEU-4 per image (Tukey 1958)."""
+def bleu(n: int, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+    """Return BLEU-n of all captions, and for BLEU-4 a jackknife pseudo-value per image (Tukey 1958)."""
+    longest = max(len(caption.split()) for caption in hypotheses)
+    if 0 < longest < n:  # pycocoevalcap would return the quotient of two tiny numbers
+        raise ValueError(f"no caption has {n} words in a row to be found in a reference: the longest has {longest}")
     scorer = BleuScorer(n=4)
     for hypothesis, targets in zip(hypotheses, references, strict=True):
         scorer += (hypothesis, targets)
-    scores, _ = scorer.compute_score(option="closest")
+    score = scorer.compute_score(option="closest")[0][n - 1]
+    if n < 4:
+        return score, None
     counts = np.array([[*one["correct"], *one["guess"], one["testlen"], min(
         (abs(length - one["testlen"]), length) for length in one["reflen"])[1]] for one in scorer.ctest], dtype=float)
     rest = counts.sum(0) - counts  # without each image
     precision = (rest[:, :4] + 1e-15) / (rest[:, 4:8] + 1e-9)  # as pycocoevalcap avoids 0 / 0
     brevity = np.exp(np.minimum(0, 1 - rest[:, 9] / np.maximum(rest[:, 8], 1)))
-    values = len(counts) * scores[3] - (len(counts) - 1) * np.prod(precision, 1) ** 0.25 * brevity
-    return scores, values.tolist()
+    return score, len(counts) * score - (len(counts) - 1) * np.prod(precision, 1) ** 0.25 * brevity
 
 
 def ngrams(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -217,11 +192,11 @@ def failure(errors: bytes) -> str:
     return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
 
-def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
+def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
     """Return METEOR 1.5 of all tokenized captions, and of each.
 
     Its program answers a line per caption with the caption's statistics. It answers a line with all of these with a
-    score per caption and the score of all.
+    score per caption and the score of all. It does not end when its input does.
     """
     def sentence(text: str) -> str:
         return text.replace("|||", " ")  # separates the fields
@@ -256,7 +231,7 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tu
             process.kill()
 
 
-def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
     """Return SPICE of tokenized captions, the mean over images, to the three digits that its program prints.
 
     Its result file would need the JavaScript engine that Java 15 dropped, and its cache a native library. Without them
@@ -273,4 +248,9 @@ def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     score = re.search(r"f-score:\s*([\d.]+) \(SPICE metric\)", printed)
     if score is None:
         raise ValueError(f"its Java program printed no score but {one_line(printed)[-200:]!r}")
-    return float(score[1])
+    return float(score[1]), None
+
+
+METRICS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], Scored]] = {
+    **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": meteor,
+    "ROUGE_L": partial(by_pycocoevalcap, Rouge()), "CIDEr": partial(by_pycocoevalcap, Cider()), "SPICE": spice}
