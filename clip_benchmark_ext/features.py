@@ -5,7 +5,6 @@ them by the checkpoint's path, which may hold new weights.
 
 Dimensions: B images of a batch, N images, P patches, D width.
 """
-import hashlib
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from open_clip_mdc.data import fingerprint
+from open_clip_mdc.data.cache import name_of
 from open_clip_mdc.data.fingerprint import hash_values, text_of
 from open_clip_mdc.data.weights import save_tensors
 
@@ -140,7 +140,7 @@ def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, 
 
 
 def feature_path(folder: str, key: dict) -> str:
-    return os.path.join(folder, f"{key['split']}-{hashlib.sha256(_json(key).encode()).hexdigest()[:24]}.safetensors")
+    return os.path.join(folder, f"{key['split']}-{name_of(key)}.safetensors")
 
 
 def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note: str = "") -> None:

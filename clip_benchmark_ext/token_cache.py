@@ -6,7 +6,6 @@ missing, and processes share the batches.
 
 Dimensions: B images of a batch, N images, R rows.
 """
-import hashlib
 import itertools
 import json
 from bisect import bisect_right
@@ -14,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from open_clip_mdc.data.cache import name_of, read_tensors
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.weights import save_tensors
 
@@ -29,14 +28,7 @@ class TokenCache:
     """The tensors of a split, by name. Targets are class ids, long [N], or N masks, uint8 [height, width]."""
 
     def __init__(self, files: list[Path]):
-        self.files = files
-        self.parts: list[dict[str, Tensor]] = []
-        for path in files:
-            try:
-                with safe_open(path, "pt") as file:
-                    self.parts.append({name: file.get_tensor(name) for name in file.keys()})
-            except (SafetensorError, OSError) as problem:
-                raise ValueError(f"{path} is damaged ({problem}): remove it") from problem
+        self.files, self.parts = files, list(map(read_tensors, files))
         lengths = [len(next(x for name, x in part.items() if not name.startswith("mask."))) for part in self.parts]
         self.ends = list(itertools.accumulate(lengths))
 
@@ -75,8 +67,7 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
     Targets of the loader are class ids, or lists of masks. Raises ValueError if the loader is empty, or a feature is
     not finite.
     """
-    text = json.dumps(key, sort_keys=True)
-    place = Path(folder, f"{key['split']}-tokens-{hashlib.sha256(text.encode()).hexdigest()[:24]}")
+    place = Path(folder, f"{key['split']}-tokens-{name_of(key)}")
     place.mkdir(parents=True, exist_ok=True)
     about = place / "about.json"  # written last, and tells people what the folder holds
     found = sorted(place.glob("*.safetensors"))
