@@ -11,7 +11,8 @@ FLOORS = (
     {"text", "data", "scenes", "errors", "progress", "version", "environment", "model_configs"},
     {"objectives", "bulk"},
     {"models"},
-    {"decoding", "likelihood"},
+    {"decoding"},
+    {"likelihood"},
     {"integration"},
     {"clip_benchmark_ext", "train", "extras", ""},  # "" is open_clip_mdc/__init__.py
     {"cli"},

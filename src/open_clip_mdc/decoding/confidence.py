@@ -8,7 +8,6 @@ Dimensions: B captions, R rows, L positions, M predicted tokens, K candidate tok
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +16,7 @@ from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import PAD_ID, eot_id, mask_id, no_whole_ids, sot_id, words_and_marks
 from .options import MASKS
+from .reveal import reveal
 from .sampling import GREEDY, Decoded, Sampling, sample_tokens
 
 SURE = 0.95  # of a word beside itself. The packaged captioner was at most .86 sure of one that should not be there
@@ -48,8 +48,7 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
         device: the network's device, by default the text's. For a text on the CPU and an int k, no step waits for it.
         repeats: "avoid" forbids the words of revealed neighbours (`without_neighbours`). "allow" is Eq. 6.
     """
-    by_probability = isinstance(tokens_per_step, float)
-    if not tokens_per_step >= (0 if by_probability else 1):
+    if not tokens_per_step >= (0 if isinstance(tokens_per_step, float) else 1):
         raise ValueError(f"tokens_per_step is {tokens_per_step}: it must be a number of tokens, 1 or more, or a "
                          "probability from which on tokens are revealed, 0.0 or more")
     masked = text == mask_id(vocab_size)
@@ -61,35 +60,27 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     text, masked, forbidden, words = (x.to(device or text.device, non_blocking=True) for x in (
         text, masked, torch.tensor(forbidden, dtype=torch.long), words_and_marks(vocab_size)))
     text, padding = text.tensor_split([int(lengths.max())], dim=1)
-    remaining, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
     step = torch.full_like(text, -1)
     log_prob = torch.zeros(text.shape, device=text.device)
-    unknown, nowhere = torch.full_like(log_prob, -torch.inf), torch.zeros_like(text, dtype=torch.bool)
-    number = 0
-    while len(remaining):
-        allowed = token_logits(text, remaining).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+
+    def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        allowed = token_logits(text, hidden).log_softmax(1).index_fill(1, forbidden, -torch.inf)  # [M, V]
         if repeats == "avoid":
-            allowed = without_neighbours(allowed, text, remaining, words)
-        confidence = scatter_flat(unknown, remaining, allowed.amax(1))
-        best = confidence.argsort(dim=1, descending=True, stable=True)[:, :1 if by_probability else tokens_per_step]
-        chosen = nowhere.scatter(1, best, True)
-        if by_probability:
-            chosen = chosen | (confidence.exp() >= tokens_per_step)
-        chosen = chosen.take(remaining)  # [M]. Finished rows have no remaining position
-        if by_probability:
-            count = int(chosen.sum())
-        else:
-            count, left = int(np.minimum(left, tokens_per_step).sum()), np.maximum(left - tokens_per_step, 0)
-        which, rest = partition_indices(chosen, count)
-        filled = text if guide is None else scatter_flat(text, remaining, allowed.argmax(1))
-        places, remaining = remaining.index_select(0, which), remaining.index_select(0, rest)
-        allowed = allowed.index_select(0, which)
-        weighed = allowed if guide is None else reweigh(allowed, filled, places, guide, top_k)
+            allowed = without_neighbours(allowed, text, hidden, words)
+        return allowed.amax(1), allowed
+
+    hidden, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
+    for number, revealed in enumerate(reveal(predict, hidden, left, text.shape, tokens_per_step)):
+        places, allowed = revealed.places, revealed.predicted.index_select(0, revealed.which)
+        weighed = allowed
+        if guide is not None:
+            # The guide reads whole captions, so masks that stay hidden are filled in for it.
+            filled = scatter_flat(text, revealed.hidden, revealed.predicted.argmax(1))
+            weighed = reweigh(allowed, filled, places, guide, top_k)
         token = sample_tokens(weighed, sampling)
         text = scatter_flat(text, places, token)
         log_prob = scatter_flat(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
         step = step.flatten().index_fill(0, places, number).view_as(step)
-        number += 1
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
 

@@ -5,7 +5,7 @@ A `Network` is the decoder with the images' keys and values. SOT is given. All o
 Dimensions: B images, C candidates of an image, R captions (R/B consecutive rows per image), L positions, N scored
 tokens of a caption, M predicted tokens, V vocabulary.
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..decoding.reveal import reveal
 from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id, target_tokens
@@ -67,6 +68,26 @@ def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_i
         start = stop
 
 
+def score_draws(network: Network, image: np.ndarray, length: np.ndarray, num_images: int, max_tokens: int,
+                score: Callable[[np.ndarray, TokenLogits], Tensor]) -> Tensor:
+    """Return the scores of J noised captions, [J] on the device, in as many decoder calls as the budget needs.
+
+    Args:
+        image, length, num_images, max_tokens: those of `decoder_calls`.
+        score: takes the indices of a call's rows, long [R], and its `TokenLogits`. Returns their scores, [R].
+    """
+    scores, order = [], []
+    for index, token_logits in decoder_calls(network, image, length, num_images, max_tokens):
+        scores.append(score(index, token_logits))
+        order.append(index)
+    scores, order = torch.cat(scores), np.concatenate(order)
+    # `order` says which row a score is of. Its inverse says where a row's score is, without the rows that only fill up.
+    real = (order >= 0).nonzero()[0]
+    where = np.empty(len(length), dtype=int)
+    where[order[real]] = real
+    return scores.index_select(0, torch.from_numpy(where).to(scores.device, non_blocking=True))
+
+
 def autoregressive(network: Network, text: Tensor, vocab_size: int,
                    device: torch.device | str | None = None) -> Likelihood:
     """Return the log-likelihood of Eq. 7: the sum of log p(c_i | c_<i, image), from the token after SOT to EOT."""
@@ -93,28 +114,32 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.dev
         text: long [R, L]. If it is on the CPU, the host does not wait for the device.
         device: the network's device, by default the text's.
     """
-    lengths = caption_lengths(text, vocab_size).cpu().numpy()
+    lengths = caption_lengths(text, vocab_size).cpu().numpy()  # [R]
     text = text.to(device or text.device, non_blocking=True)
     captions = text[:, :int(lengths.max())]
-    left = lengths - 1  # masked tokens of each row
     masked = target_tokens(captions, vocab_size)
-    remaining, _ = partition_indices(masked, int(left.sum()))
+    num_masked = lengths - 1
     noisy = captions.masked_fill(masked, mask_id(vocab_size))
     per_token = torch.zeros(captions.shape, device=text.device)
     order = torch.full_like(captions, -1)
-    unknown, nowhere = torch.full_like(per_token, -torch.inf), torch.zeros_like(masked)
-    for step in range(captions.shape[1] - 1):
-        if step == 0 or (left == step).any():  # a finished row is cut to its SOT and keeps its index
-            token_logits = network(np.where(left > step, lengths, 1))
-        logits = token_logits(noisy, remaining)
+    token_logits = network(lengths)
+
+    def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits = token_logits(noisy, hidden)  # [M, V]
         log_z = logits.logsumexp(1)
-        log_prob = logits.gather(1, captions.take(remaining)[:, None]).squeeze(1) - log_z
-        confidence = scatter_flat(unknown, remaining, logits.amax(1) - log_z)
-        chosen = nowhere.scatter(1, confidence.argmax(1, keepdim=True), True).take(remaining)
-        which, rest = partition_indices(chosen, int((left > step).sum()))
-        places, remaining = remaining.index_select(0, which), remaining.index_select(0, rest)
-        per_token = scatter_flat(per_token, places, log_prob.index_select(0, which))
+        true = captions.take(hidden)
+        return logits.amax(1) - log_z, logits.gather(1, true[:, None]).squeeze(1) - log_z
+
+    hidden, _ = partition_indices(masked, int(num_masked.sum()))
+    for step, revealed in enumerate(reveal(predict, hidden, num_masked, captions.shape)):
+        places = revealed.places
+        per_token = scatter_flat(per_token, places, revealed.predicted.index_select(0, revealed.which))
         order = order.flatten().index_fill(0, places, step).view_as(order)
+        # Decoding would write a token of its own here. Scoring writes the true one.
         noisy = scatter_flat(noisy, places, captions.take(places))
+        unfinished = num_masked > step + 1
+        if unfinished.any() and (num_masked == step + 1).any():
+            # A finished row is cut to its SOT, which costs one token, and keeps its index.
+            token_logits = network(np.where(unfinished, lengths, 1))
     padding = (0, text.shape[1] - captions.shape[1])
     return Likelihood(per_token.sum(1), F.pad(per_token, padding), F.pad(order, padding, value=-1))

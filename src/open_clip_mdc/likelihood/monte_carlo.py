@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.interface import Network
+from ..models.interface import Network, TokenLogits
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
 from .draws import draw_masks, estimate
-from .exact import Likelihood, decoder_calls, estimated, token_log_prob
+from .exact import Likelihood, estimated, score_draws, token_log_prob
 
 
 def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, vocab_size: int,
@@ -28,18 +28,20 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
     def to_device(x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(device, non_blocking=True)
 
-    values, order, length = [], [], target_tokens(torch.from_numpy(text), vocab_size).sum(1).numpy()[row] + 1
-    for index, token_logits in decoder_calls(network, row * num_images // len(text), length, num_images, max_tokens):
+    length = target_tokens(torch.from_numpy(text), vocab_size).sum(1).numpy()[row] + 1  # with SOT, [J]
+
+    def score(index: np.ndarray, token_logits: TokenLogits) -> Tensor:
         longest = length[index].max()
-        truth = text[row[index], :longest]
-        places = (hidden[index, :longest] & (index >= 0)[:, None]).ravel().nonzero()[0]
+        truth = text[row[index], :longest]  # [R, longest]
+        # A row that only fills up the call has index -1. It predicts nothing.
+        places = (hidden[index, :longest] & (index >= 0)[:, None]).ravel().nonzero()[0]  # [M] into R*longest
         noisy = truth.copy()
         noisy.flat[places] = mask_id(vocab_size)
         log_prob = token_log_prob(token_logits(to_device(noisy), to_device(places)), to_device(truth.flat[places]))
-        values.append(scatter_flat(torch.zeros(truth.shape, device=device), to_device(places), log_prob).sum(1))
-        order.append(index)
-    order, found = np.concatenate(order), np.empty(len(row), dtype=np.float32)
-    found[order[order >= 0]] = torch.cat(values).cpu().numpy()[order >= 0]
+        return scatter_flat(torch.zeros(truth.shape, device=device), to_device(places), log_prob).sum(1)
+
+    image = row * num_images // len(text)
+    found = score_draws(network, image, length, num_images, max_tokens, score).cpu().numpy()
     return found / hidden.sum(1).astype(np.float32)
 
 

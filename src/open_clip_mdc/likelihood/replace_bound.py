@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.interface import Network
+from ..models.interface import Network, TokenLogits
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
 from .draws import Draws, estimate, systematic_sample
-from .exact import Likelihood, decoder_calls, estimated
+from .exact import Likelihood, estimated, score_draws
 
 
 class Noise(NamedTuple):
@@ -61,34 +61,37 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
 
     lengths, text = target_tokens(text, schedule.vocab_size).sum(1).numpy(), text.numpy()
     num_draws, last = len(next(iter(noise.values())).step), len(schedule.mask) - 1
+    # J = captions with tokens * K pairs of a caption (its row in the text) and a draw.
     row = (lengths > 0).nonzero()[0].repeat(num_draws)
     draw = np.tile(np.arange(num_draws), len(row) // num_draws)
-    tokens, values, order = torch.zeros(text.shape, dtype=torch.float64, device=device), [], []
-    for index, token_logits in decoder_calls(network, row * num_images // len(text), lengths[row] + 1, num_images,
-                                             max_tokens):
-        real = index >= 0
-        number = np.where(real, lengths[row[index]], 0)
+    tokens = torch.zeros(text.shape, dtype=torch.float64, device=device)
+
+    def score(index: np.ndarray, token_logits: TokenLogits) -> Tensor:
+        # A row that only fills up the call has index -1. It counts as a caption without tokens.
+        number = np.where(index >= 0, lengths[row[index]], 0)  # N of each row, [R]
         truth = text[row[index], :number.max() + 1]
         x_t, predicted = truth.copy(), np.zeros(truth.shape, dtype=bool)
         step, weight = np.ones_like(index), np.zeros(len(index))
-        for n in np.unique(number[real]).tolist():
-            own, drawn, at = number == n, noise[n], draw[index[number == n]]
+        for n in np.unique(number[number > 0]).tolist():  # captions of one length share their noise
+            own, drawn = number == n, noise[n]
+            at = draw[index[own]]
             x_t[own, 1:n + 1] = drawn.apply(truth[own, 1:n + 1], at, schedule.vocab_size)
             predicted[own, 1:n + 1] = drawn.masked[at] if schedule.absorbing else True
             step[own], weight[own] = drawn.step[at], drawn.weight[at]
-        places, truth = predicted.ravel().nonzero()[0], truth.ravel()
-        log_p = token_logits(to_device(x_t), to_device(places), to_device(step)).log_softmax(1)
+        places, truth = predicted.ravel().nonzero()[0], truth.ravel()  # [M] into R*(longest + 1)
+        log_p = token_logits(to_device(x_t), to_device(places), to_device(step)).log_softmax(1)  # [M, V]
         kl = last * bound_terms(log_p, to_device(truth[places]), to_device(x_t.flat[places]),
                                 to_device(step[places // x_t.shape[1]]), schedule).double()
         per_token_kl = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), to_device(places), kl)
-        values.append(per_token_kl.sum(1))
-        order.append(index)
         tokens[:, :x_t.shape[1]].index_add_(0, to_device(row[index]), per_token_kl * to_device(weight)[:, None])
-    order, found = np.concatenate(order), np.zeros((len(text), num_draws))
-    both = torch.cat((*values, tokens.flatten())).cpu().numpy()
-    per_draw, real = both[:len(order)], order >= 0
-    found[row[order[real]], draw[order[real]]] = per_draw[real]
-    return found, both[len(order):].reshape(text.shape)
+        return per_token_kl.sum(1)
+
+    values = score_draws(network, row * num_images // len(text), lengths[row] + 1, num_images, max_tokens, score)
+    # One copy brings both to the host, so that it waits once.
+    both = torch.cat((values, tokens.flatten())).cpu().numpy()
+    found = np.zeros((len(text), num_draws))
+    found[row, draw] = both[:len(row)]
+    return found, both[len(row):].reshape(text.shape)
 
 
 def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[int, torch.device], Schedule],
