@@ -18,7 +18,7 @@ from open_clip_mdc.data.outputs import check_unread, files_in
 from open_clip_mdc.integration.patches import SHARDS, Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
 
-from .flags import Flags, make_parser, read_flags
+from .flags import Flags, add_rows, make_parser, read_flags
 
 BENCHMARK = (
     *SHARDS,
@@ -30,7 +30,6 @@ BENCHMARK = (
 
 # A copy of the flags of clip_benchmark, whose own parser takes seconds to import. A test compares the two.
 THEIR_FLAGS = Path(__file__).with_name("clip_benchmark_flags.json")
-TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def their_parser() -> argparse.ArgumentParser:
@@ -44,9 +43,7 @@ def their_parser() -> argparse.ArgumentParser:
             group = command
             if row.pop("exclusive", False):
                 exclusive = group = exclusive or command.add_mutually_exclusive_group()
-            if "type" in row:
-                row["type"] = TYPES[row["type"]]
-            group.add_argument(row.pop("flag"), **row)
+            add_rows(group, [row])
     return parser
 
 

@@ -3,8 +3,10 @@
 Imports no torch before a model is loaded, so that `--help` is quick.
 """
 import argparse
+import json
 from collections import namedtuple
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from open_clip_mdc.decoding import options as decoding
@@ -17,10 +19,18 @@ if TYPE_CHECKING:
 
 MDC_LENGTH = 15  # tokens, one of the paper's lengths
 NUM_BEAMS = 6  # the paper's
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "finite": finite, "count": number_from(1)}
 FEATURES = ("gap", "cls", "pooled", "pixels")
 TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
          "zeroshot_classification", "zeroshot_retrieval")
 DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)
+
+
+def add_rows(group: argparse._ActionsContainer, rows: list[dict]) -> None:
+    """Add the flags of a table, whose rows have the arguments of `add_argument`, and a type by its name in TYPES."""
+    for row in rows:
+        kind = {"type": TYPES[row["type"]]} if "type" in row else {}
+        group.add_argument(row["flag"], **{name: value for name, value in row.items() if name != "flag"} | kind)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,59 +44,11 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(objectives)}). The architecture is then that of "
                                       "the run or checkpoint of --pretrained.")
-    group.add_argument("--plugin", action="append", metavar="MODULE",
-                       help="module or file.py that registers the model's objective (may be repeated)")
-    group.add_argument("--scorer", choices=["heuristic", "monte_carlo", "autoregressive", "bound", "cosine"],
-                       help="score of a caption given an image: an estimate of its log-likelihood, or for -contrastive "
-                            "models also the cosine (default: heuristic for MDC, autoregressive for ARC, bound for "
-                            "MCD)")
-    group.add_argument("--num_samples", type=number_from(1), default=1024,
-                       help="number of draws per caption of --scorer monte_carlo and bound (default: 1024, the "
-                            "paper's)")
-    group.add_argument("--trained_interval", action="store_true",
-                       help="--scorer monte_carlo: draw only mask counts from the interval of t of the training")
-    group.add_argument("--alpha", type=finite, default=1.0,
-                       help="weight of the unconditional score: debiased = log p(c|image) - alpha * log p(c) (default: "
-                            "1)")
-    group.add_argument("--shortlist", type=number_from(1), metavar="K",
-                       help="retrieval: score only the K images per caption and captions per image with the highest "
-                            "cosine by --clip")
-    group.add_argument("--perturbations", metavar="FILE",
-                       help="ARO Order: file of the negatives, which is made at first use (default: beside the "
-                            "captions)")
-    group.add_argument("--feature", choices=FEATURES,
-                       help="linear_probe and probe: feature to probe (default: gap for captioners and cls for CLIP as "
-                            "in the paper, else pooled, clip_benchmark's own)")
-    group.add_argument("--image_size", type=number_from(1),
-                       help="probe and segmentation of --model timm-NAME: side of the images in pixels (default: the "
-                            "encoder's)")
-    group.add_argument("--save_probe", metavar="FILE",
-                       help="linear_probe: safetensors file to write the classifier to")
-    group.add_argument("--corruption", metavar="NAME:SEVERITY",
-                       help="corrupt test images by gaussian_noise, gaussian_blur, jpeg or brightness, with a severity "
-                            "of 0 (unchanged) to 5")
+    add_rows(group, json.loads(Path(__file__).with_name("flags.json").read_bytes()))
     for title, names in (("decoding of captions", [name for name in decoding.OPTIONS if name not in decoding.OF_CLIP]),
                          ("help from a CLIP model", decoding.OF_CLIP)):
         decoding.add_flags(parser.add_argument_group(title), names,
                            lambda name: f"--{'caption_' * (name == 'length')}{name}")
-    group.add_argument("--train_captions", metavar="SHARDS|TXT",
-                       help="captioning with --samples: training captions, to measure the share of new ones")
-    group.add_argument("--phrase", help="captioning: words to count in captions of images whose references have them, "
-                                        "and of others")
-    group.add_argument("--save_captions", metavar="FILE",
-                       help="captioning: file to write the captions to, a template like --output (default: in "
-                            "captions/ beside it)")
-    group.add_argument("--save_coco_results", metavar="FILE",
-                       help="captioning: file to write the captions to in COCO's results format, a template like "
-                            "--output")
-    group.add_argument("--cloze_words", metavar="JSON",
-                       help="cloze: file of the words to mask, {kind: [words]} (default: colours, numbers, "
-                            "prepositions, and frequent nouns and verbs of the captions)")
-    group.add_argument("--clipscore_model", metavar="MODEL",
-                       help="captioning: OpenCLIP model that computes CLIPScore, such as ViT-B-32-quickgelu, other "
-                            "than that of --clip")
-    group.add_argument("--clipscore_pretrained", metavar="FILE|TAG",
-                       help="captioning: weights of --clipscore_model, a file or a tag of OpenCLIP to download")
     return parser
 
 

@@ -5,6 +5,7 @@
 from argparse import Namespace
 from copy import copy
 from functools import wraps
+from pathlib import Path
 
 import open_clip
 import torch
@@ -50,6 +51,26 @@ def choose_task(args: Namespace) -> str:
     return task
 
 
+def try_outputs(args: Namespace, output: Path, cached: bool) -> None:
+    """Raise an error before the long work if the result or the cache cannot be written."""
+    if output.suffix.lower() in OF_FILES:
+        check_suffix("--output", str(output), (".json",))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try_output(output)
+    if cached:
+        try_output(args.feature_root, folder=True)
+
+
+def load(job: Job, of_towers: bool) -> Job:
+    """Return the job with its model, transform and tokenizer."""
+    if not of_towers:
+        model, transform, tokenizer = load_model(job.args)
+        return job._replace(model=model, transform=transform, tokenizer=tokenizer)
+    from . import towers
+    model = towers.load(job.args, job.flags.image_size)
+    return job._replace(model=model, transform=towers.transform(model, whole=job.args.task == "segmentation"))
+
+
 def evaluate(args: Namespace, flags: Flags) -> int:
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,21 +104,12 @@ def evaluate(args: Namespace, flags: Flags) -> int:
             print(f"Skip {output}: it exists, with the same settings and data.")
         return 0
 
-    if output.suffix.lower() in OF_FILES:
-        check_suffix("--output", str(output), (".json",))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    try_output(output)
-    if args.task == "linear_probe" or task.of_towers or captioner and args.task == "zeroshot_retrieval":
-        try_output(args.feature_root, folder=True)
+    try_outputs(args, output, cached=args.task == "linear_probe" or task.of_towers or
+                captioner and args.task == "zeroshot_retrieval")
     if args.verbose:
         print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")
     torch.manual_seed(args.seed)
-    if task.of_towers:
-        from . import towers
-        model = towers.load(args, flags.image_size)
-        job = Job(args, flags, options, output, model, towers.transform(model, whole=args.task == "segmentation"))
-    else:
-        job = Job(args, flags, options, output, *load_model(args))
+    job = load(job, task.of_towers)
     batches = job.load_test()
     about = describe()  # before the long work, so that the next run notices files that change during it
     metrics = task.evaluate(job, batches)
