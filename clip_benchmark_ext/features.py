@@ -24,6 +24,7 @@ from open_clip_mdc.data import fingerprint
 from open_clip_mdc.data.cache import name_of
 from open_clip_mdc.data.fingerprint import hash_values, text_of
 from open_clip_mdc.data.weights import save_tensors
+from open_clip_mdc.models.towers import tower
 
 from .distributed import everywhere, merge, own_batches
 from .flags import FEATURES
@@ -57,12 +58,12 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
     if kind == "gap" and hasattr(model, "encode_image_tokens"):
         return lambda image: model.encode_image_tokens(image).mean(1)
     visual = getattr(model, "visual", None)
-    tower = type(visual).__name__ if visual is not None else type(model).__name__
+    name = type(model if visual is None else visual).__name__
     # An attentional pooler replaces both the class token and the final LayerNorm of the patch tokens.
     if not hasattr(visual, "forward_intermediates") or getattr(visual, "attn_pool", None) is not None:
-        raise ValueError(f"feature {kind!r} needs an image tower of plain tokens, not this {tower}: use pooled")
+        raise ValueError(f"feature {kind!r} needs an image tower of plain tokens, not this {name}: use pooled")
     if kind == "cls" and not isinstance(visual, VisionTransformer):
-        raise ValueError(f"feature 'cls' needs OpenCLIP's own ViT and its class token, not this {tower}: use gap")
+        raise ValueError(f"feature 'cls' needs OpenCLIP's own ViT and its class token, not this {name}: use gap")
     if kind == "cls":
         return partial(tower(visual).features, kind="cls")
     return lambda image: visual.forward_intermediates(
