@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from glob import escape
 from pathlib import Path
 
@@ -45,6 +45,9 @@ class Locks:
         if not locked:
             locked = self._wait(offset, name)
         try:
+            if locked:
+                for rest in self._parts(name):  # of a process that was killed
+                    rest.unlink()
             if not target.exists():
                 with new_file(target, follow=False) as part:
                     write(part)
@@ -72,11 +75,14 @@ class Locks:
         found = [line for line in notes.splitlines() if line.startswith(start)]
         return str(json.loads(found[-1])[1]) if found else "another process"
 
+    def _parts(self, name: str) -> Iterator[Path]:
+        return self.folder.glob(f".{escape(name)}.{'[0-9a-f]' * 12}")
+
     def _wait(self, offset: int, name: str) -> bool:
         seen, changed, tell = None, time.monotonic(), time.monotonic() + PATIENCE
         while not self._lock(offset, name):
             now = time.monotonic()
-            size = sum(path.stat().st_size for path in self.folder.glob(f".{escape(name)}.*") if path.exists())
+            size = sum(path.stat().st_size for path in self._parts(name) if path.exists())
             if size != seen:
                 seen, changed = size, now
             if now - changed > LEASE:

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 
@@ -98,10 +98,9 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
     settings = json.loads(json.dumps(settings))
     for path in tables:
         old = read_about(path)["settings"]
-        for name in settings | old:
-            if old.get(name) != settings.get(name):
-                raise ValueError(f"{path} was made with {name} {old.get(name)}, not {settings.get(name)}: choose "
-                                 "another --out")
+        if unlike := [name for name in settings | old if old.get(name) != settings.get(name)]:
+            raise ValueError(f"{path} was made with {unlike[0]} {old.get(unlike[0])}, not {settings.get(unlike[0])}: "
+                             "choose another --out")
 
 
 def read_sizes(folder: Path) -> dict:
@@ -115,16 +114,14 @@ def read_sizes(folder: Path) -> dict:
 
 def sizes_of(units: list[Unit]) -> dict[Unit, int | None]:
     """Return the number of images in each unit, or None if unknown. For shards, the sizes.json beside them says it."""
-    found, sizes = {}, {}
+    found, read = {}, cache(read_sizes)  # once a folder, as it may list 100,000 shards
     for unit in units:
         if isinstance(unit, CsvRows):
             found[unit] = unit.count
         elif unit.is_dir():
             found[unit] = len(files_of(unit))
         else:
-            if unit.parent not in sizes:  # once a folder, as it may list 100,000 shards
-                sizes[unit.parent] = read_sizes(unit.parent)
-            size = sizes[unit.parent].get(unit.name)
+            size = read(unit.parent).get(unit.name)
             found[unit] = size if type(size) is int and size >= 0 else None
     return found
 

@@ -18,9 +18,9 @@ class Files:
 
     def of(self, image: str) -> str | None:
         """Return the file of an image: its path, or that of its shard (shard::key). None if there is none."""
-        parts = image.split("::")
-        names = ("::".join(parts[:count]) for count in range(len(parts), 0, -1))
-        return next((name for name in names if name in self.states), None)
+        while image not in self.states and image:
+            image = image.rpartition("::")[0]
+        return image or None
 
     def made_of(self, image: str) -> dict | None:
         """Return state and SHA-256 of an image's file, of a shard only the state. None if it changed or went since."""

@@ -98,10 +98,10 @@ def open_table(path: Path) -> BinaryIO:
 def looks_merged(row: list[str], form: Form) -> bool:
     """Return whether a cell of several lines contains other rows, because its quote was not meant to open a cell."""
     suffix = PurePath(row[form.columns[0]].strip()).suffix
-    inside = [line.split(form.separator) for cell in row if "\n" in cell for line in cell.split("\n")]
+    lines = [line for cell in row if "\n" in cell for line in cell.split("\n") if form.separator in line]
     if not suffix:  # tabs within a caption are rarer than open quotes
-        return form.separator == "\t" and any(len(pieces) > 1 for pieces in inside)
-    return any(len(pieces) > 1 and piece.strip(' "\r').endswith(suffix) for pieces in inside for piece in pieces)
+        return form.separator == "\t" and bool(lines)
+    return any(piece.strip(' "\r').endswith(suffix) for line in lines for piece in line.split(form.separator))
 
 
 def read_rows(lines: Lines, form: Form) -> Iterator[Row]:

@@ -47,7 +47,6 @@ def read_image_ids(paths: Iterable[Path], limit: int | None = None) -> dict[str,
 
 def check_image_ids(found: Iterable[tuple[str, int | None]]) -> dict[str, int]:
     """Return {name: image_id}. Raises ValueError for a name without one, and for one that comes twice."""
-    ids: dict[str, int] = {}
     owners: dict[int, str] = {}
     for name, number in found:
         if number is None:
@@ -56,9 +55,8 @@ def check_image_ids(found: Iterable[tuple[str, int | None]]) -> dict[str, int]:
         if number in owners:
             raise ValueError(f"{name} and {owners[number]} both have the image_id {number}: COCO's results format "
                              f"takes one caption per image")
-        ids[name] = number
         owners[number] = name
-    return ids
+    return {name: number for number, name in owners.items()}
 
 
 def coco_results(captions: Mapping[str, str], ids: Mapping[str, int]) -> list[dict]:

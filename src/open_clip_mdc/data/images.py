@@ -258,15 +258,21 @@ def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> I
         yield transform(image), tokenizer(captions[0])[0]
 
 
-def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield `image`, decoded, and `text` of each sample that is `captioned`. Images that cannot be read are logged."""
+def decoded(samples: Iterable[dict], transform: Callable = lambda image: image) -> Iterator[tuple[bytes, dict]]:
+    """Yield the bytes of each `captioned` sample's image, and `image`, transformed, with `text`. Logs damaged ones."""
     for sample, captions in captioned(samples):
+        content = sample[image_member(sample)]
         try:
-            image = decode_image(BytesIO(sample[image_member(sample)]),
-                                 f"{sample['__url__']}, sample {sample['__key__']}")
-            yield {"image": image, "text": CAPTION_SEPARATOR.join(captions)}
+            image = transform(decode_image(BytesIO(content), f"{sample['__url__']}, sample {sample['__key__']}"))
         except ValueError as problem:
             logging.warning("Handling webdataset error (%r). Ignoring.", problem)
+            continue
+        yield content, {"image": image, "text": CAPTION_SEPARATOR.join(captions)}
+
+
+def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
+    """Yield `image` and `text` of each sample that training can use."""
+    return (pair for _, pair in decoded(samples))
 
 
 def stored(image: bytes, name: str) -> tuple[str, bytes]:

@@ -118,27 +118,32 @@ class Header(Bounded):
             raise tarfile.ReadError(str(problem)) from problem
 
 
+def files_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members that are files."""
+    for member in archive:
+        if member.isreg():
+            yield member
+        archive.members.clear()  # otherwise tarfile keeps all of them in memory
+
+
 def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
     """Yield fname and data (None unless `wanted`) of a tar's files. Unlike webdataset's reader it reports a cut end."""
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
-        for member in archive:
-            if member.isreg() and not re.match(META, member.name):
+        for member in files_of(archive):
+            if not re.match(META, member.name):
                 data = None
                 if wanted(member.name):
                     check_size(member)
                     data = archive.extractfile(member).read()
                 yield {"fname": member.name, "data": data}
-            archive.members.clear()  # otherwise tarfile keeps all of them in memory
 
 
 def file_names(shard: str) -> Iterator[str]:
     """Yield the names of a tar's files, reading no content. Raises ValueError if the tar is cut off or is none."""
     try:
         with tarfile.open(shard, tarinfo=Header) as archive:
-            for member in archive:
-                if member.isreg():
-                    yield member.name
-                archive.members.clear()  # otherwise tarfile keeps all of them in memory
+            for member in files_of(archive):
+                yield member.name
     except OSError:
         raise
     except Exception as problem:  # tarfile fails in many ways on damaged files

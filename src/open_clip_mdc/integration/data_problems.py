@@ -93,18 +93,18 @@ def warn_of_rows(path: str, args) -> Iterator[str]:
 
 def why_no_pair(shard: str) -> str | None:
     """Return why none of the first samples of a shard is an image with a caption, or None if one is."""
-    why = None
+    why = f"{shard} holds no sample"
     try:
-        for sample in islice(read_samples(shard), LOOK):
+        for number, sample in enumerate(islice(read_samples(shard), LOOK)):
             try:
                 captions_of(sample)
                 decode_image(BytesIO(sample[image_member(sample)]), f"{shard}, sample {sample['__key__']}")
                 return None
             except ValueError as problem:
-                why = why or f"no image with a caption in its first samples. The first is {problem}"
+                why = f"no image with a caption in its first samples. The first is {problem}" if number == 0 else why
     except (ValueError, OSError) as problem:
         return str(problem)
-    return find_apart(shard) or why or f"{shard} holds no sample"
+    return find_apart(shard) or why
 
 
 def find_sample_problem(shards: list[str], is_train: bool) -> str | None:
@@ -156,22 +156,22 @@ def find_data_problem(args) -> str | None:
         return find_size_problem(args.train_num_samples, args)
     if not (args.train_data or args.val_data or args.imagenet_val or args.imagenet_v2):
         return "no data: give --train-data, --val-data, or --dataset-type synthetic"
-    for flag, path in (("--train-data", args.train_data), ("--val-data", args.val_data)):
-        if not path:
-            continue
-        split = flag.removeprefix("--").removesuffix("-data")
-        if os.path.isdir(path):
-            shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
-            there = any(is_shard(name) for name in os.listdir(path))
-            problem = f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
-        elif path.lower().endswith((".parquet", ".json", ".jsonl")):
-            problem = f"{path} is no shard: {to_shards(path, split)}"
-        elif is_csv(path, args):
-            problem = find_csv_problem(path, args, flag == "--train-data")
-        elif args.dataset_type == "auto" and not path.endswith(".tar"):
-            problem = f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
-        else:
-            problem = find_shard_problem(path, args, flag == "--train-data")
-        if problem:
-            return f"{flag}: {problem}"
+    for split, path in (("train", args.train_data), ("val", args.val_data)):
+        if path and (problem := find_problem_of(path, args, split)):
+            return f"--{split}-data: {problem}"
     return None
+
+
+def find_problem_of(path: str, args, split: str) -> str | None:
+    """Check the data of a split."""
+    if os.path.isdir(path):
+        there = any(is_shard(name) for name in os.listdir(path))
+        shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
+        return f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
+    if path.lower().endswith((".parquet", ".json", ".jsonl")):
+        return f"{path} is no shard: {to_shards(path, split)}"
+    if is_csv(path, args):
+        return find_csv_problem(path, args, split == "train")
+    if args.dataset_type == "auto" and not path.endswith(".tar"):
+        return f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
+    return find_shard_problem(path, args, split == "train")

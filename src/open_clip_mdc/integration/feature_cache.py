@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from ..data import cache
 from ..data.captions import captioned
 from ..data.files import lock, open_own, sha256
 from ..data.fingerprint import fingerprint
-from ..data.images import decode_image, image_pairs
+from ..data.images import decoded, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
 from ..data.weights import save_tensors
 from ..models import towers
@@ -121,18 +121,6 @@ class FeatureCache:
 
 def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
     """Yield hashes and preprocessed images [B, 3, H, W] of a shard. Images that cannot be read are logged."""
-    names, images = [], []
-    for sample, _ in captioned(read_samples(shard)):
-        content = sample[image_member(sample)]
-        try:
-            image = transform(decode_image(BytesIO(content), f"{shard}, sample {sample['__key__']}"))
-        except ValueError as problem:
-            logging.warning("Handling webdataset error (%r). Ignoring.", problem)
-            continue
-        names.append(digest(content))
-        images.append(image)
-        if len(images) == BATCH:
-            yield names, torch.stack(images)
-            names, images = [], []
-    if images:
-        yield names, torch.stack(images)
+    rows = decoded(read_samples(shard), transform)
+    while some := list(islice(rows, BATCH)):
+        yield [digest(content) for content, _ in some], torch.stack([pair["image"] for _, pair in some])

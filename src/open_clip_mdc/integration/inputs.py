@@ -21,14 +21,19 @@ def pixels_of(array: np.ndarray) -> list[Image.Image]:
     """Return the images of an array, uint8 [H, W], [H, W, 3] or [B, H, W, 3]. There may also be 1 or 4 channels."""
     if array.ndim == 2:
         array = array[..., None]
-    if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3, 4):
-        turned = array.ndim in (3, 4) and array.shape[-3] in (1, 3, 4)
-        raise ValueError(f"an array {list(array.shape)} is no image: give [H, W], [H, W, 3] or [B, H, W, 3]"
-                         + ", with the channels last" * turned)
-    if array.dtype != np.uint8:
-        raise ValueError(f"an array of {array.dtype} has no known range: give pixels from 0 to 255 as uint8")
+    if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3, 4) or array.dtype != np.uint8:
+        raise ValueError(f"an array {list(array.shape)} of {array.dtype} is no image: give pixels from 0 to 255 as "
+                         "uint8, [H, W], [H, W, 3] or [B, H, W, 3], with the channels last")
     array = array[None] if array.ndim == 3 else array
     return [Image.fromarray(np.ascontiguousarray(x[..., 0] if x.shape[-1] == 1 else x)) for x in array]
+
+
+def files_of(name: str) -> list[Path]:
+    """Return the images that a path or pattern stands for. Raises ValueError for a URL or a shard."""
+    if "://" in name or is_shard(name) or not name:
+        raise ValueError(f"{name!r} is no image: download what a URL names, and read a shard by open_clip_mdc caption, "
+                         "embed or score")
+    return list(find_images([name]))
 
 
 def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | Tensor]:
@@ -36,14 +41,7 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
     if isinstance(images, Image.Image):
         return [images]
     if isinstance(images, (str, os.PathLike)):
-        name = os.fspath(images)
-        if "://" in name:
-            raise ValueError(f"{name} is a URL: download it, and give the file")
-        if is_shard(name):
-            raise ValueError(f"{name} is a shard: open_clip_mdc caption, embed and score read shards")
-        if not name:
-            raise ValueError("the name of an image is empty")
-        return list(find_images([name]))
+        return files_of(os.fspath(images))
     if isinstance(images, np.ndarray) and images.dtype.kind not in "OU":
         found = pixels_of(images)
     elif isinstance(images, Tensor):
@@ -63,20 +61,19 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
 
 def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     """Return a list of captions for each image, or one list for all images. All have the same length."""
-    each = [captions] if isinstance(captions, str) else captions
-    if isinstance(each, (bytes, Mapping)) or not isinstance(each, Iterable):
-        raise TypeError(f"captions is {str(captions)[:40]!r}: give a caption, a list of captions, or such a list for "
-                        "each image")
-    each = list(each)
-    each = [each] if any(isinstance(one, str) for one in each) else [
-        list(one) if isinstance(one, Iterable) and not isinstance(one, (bytes, Mapping)) else [one] for one in each]
+    try:
+        each = [captions] if isinstance(captions, (str, Mapping)) else list(captions)
+        each = [each] if any(isinstance(one, (str, Mapping)) for one in each) else list(map(list, each))
+    except TypeError:  # what cannot be iterated
+        each = [[captions]]
     for caption in (caption for one in each for caption in one):
         if not isinstance(caption, str):
-            raise TypeError(f"{str(caption)[:40]!r} ({type(caption).__name__}) is no caption: give texts, or a list of "
-                            "texts for each image, not both")
-    if not each or not all(each):
+            raise TypeError(f"{str(caption)[:40]!r} ({type(caption).__name__}) is no caption: captions is a text, a "
+                            "list of texts, or such a list for each image")
+    lengths = sorted(map(len, each))
+    if not lengths or not lengths[0]:
         raise ValueError("there are no captions")
-    if len(set(map(len, each))) > 1:
-        raise ValueError(f"all images need the same number of captions, but one has {min(map(len, each))} and another "
-                         f"{max(map(len, each))}")
+    if lengths[0] < lengths[-1]:
+        raise ValueError(f"all images need the same number of captions, but one has {lengths[0]} and another "
+                         f"{lengths[-1]}")
     return each

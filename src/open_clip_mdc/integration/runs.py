@@ -59,12 +59,14 @@ def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
 
     def by_name(path: Path) -> tuple[bool, int]:
         return path.stem == "epoch_latest", int(path.stem[6:]) if path.stem[6:].isdecimal() else -1
+    if len(paths) == 1:
+        return paths[0]
+    epochs = {path: stored_epoch(path) for path in paths}
     expected = max(paths, key=by_name)
-    epochs = {path: stored_epoch(path) for path in paths} if len(paths) > 1 else {}
-    readable = [path for path in paths if epochs.get(path) is not None] or [expected]
-    best = max(readable, key=lambda path: (epochs.get(path) or 0, by_name(path)))
-    over = [f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})" for path in epochs
-            if path != best and (path == expected or epochs[path] is None)]
+    readable = [path for path in paths if epochs[path] is not None] or [expected]
+    best = max(readable, key=lambda path: (epochs[path] or 0, by_name(path)))
+    over = [f"{path.name} ({'cannot be read' if epoch is None else f'epoch {epoch}'})" for path, epoch in epochs.items()
+            if path != best and (path == expected or epoch is None)]
     if over:
         # OpenCLIP sets up logging only later.
         print(f"warning: {best} is taken (epoch {epochs[best]}), not {', '.join(over)}", file=sys.stderr)
@@ -182,20 +184,17 @@ def without_settings(weights: str, model_name: str) -> str | None:
 def checked_settings(told: dict, where: Path | str) -> dict:
     """Return the settings that are given. Raises ValueError for a value that images cannot be prepared by."""
     told = {name: told[name] for name in (*IMAGE_SETTINGS, "size") if told.get(name) is not None}
-    for name in told.keys() & {"mean", "std"}:
-        x = told[name]
-        least = -LIMIT if name == "mean" else 0
-        if not (isinstance(x, (list, tuple)) and len(x) in (1, 3)
-                and all(type(number) in (int, float) and least < number < LIMIT for number in x)):
-            raise ValueError(f"{where}: its image {name} is {str(x)[:80]}, not three numbers"
-                             + " above 0" * (name == "std"))
-        told[name] = list(x)
-    for name in told.keys() & KNOWN.keys():
-        if told[name] not in KNOWN[name]:
-            raise ValueError(f"{where}: its {name} is {str(told[name])[:80]!r}, not {', '.join(KNOWN[name])}")
-    size = told.get("size", 1)
-    if not all(type(side) is int for side in (size if isinstance(size, list) and 0 < len(size) < 3 else [size])):
-        raise ValueError(f"{where}: its image size is {str(size)[:80]}, not one or two numbers")
+    for name, value in told.items():
+        parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        if name in KNOWN:
+            right, what = value in KNOWN[name], ", ".join(KNOWN[name])
+        elif name == "size":
+            right, what = len(parts) in (1, 2) and {type(side) for side in parts} == {int}, "one or two numbers"
+        else:
+            right, what = len(parts) == 3 and {type(x) for x in parts} <= {int, float}, "three numbers"
+            told[name] = parts
+        if not right:
+            raise ValueError(f"{where}: its image {name} is {repr(value)[:80]}, not {what}")
     return told
 
 
