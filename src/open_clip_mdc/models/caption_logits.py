@@ -30,11 +30,13 @@ class CaptionLogits:
             graphs: run the decoder. Captions of several lengths are then padded to sizes that recur.
         """
         self.decoder, self.image_kv, self.infer_time = decoder, image_kv, infer_time
+        # `of` sees whether the weights have changed since the graphs were made.
         self.forward = decoder if graphs is None else graphs.of(decoder)
         device = image_kv[0][0].device
         lengths = torch.as_tensor(lengths)
         valid = torch.arange(int(lengths.max())) < lengths[:, None]  # [R, L]
         place = torch.arange(valid.numel()).view_as(valid)  # [R, L] into the text, packed like its tokens
+        # A CUDA graph serves one size. Captions of many lengths are rounded up to few sizes.
         packed = pack_tokens(place, valid, causal) if graphs is None or valid.all() else in_few_sizes(
             pack_tokens(place, valid, causal, LENGTH_MULTIPLE))
         self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
@@ -45,9 +47,11 @@ class CaptionLogits:
         """Return logits [M, V] at `predicted`, long [M] into R*L, of `text`, long [R, L] with mask ids."""
         if time is None and self.infer_time is not None:
             time = self.infer_time(text, self.packed.valid.sum(1))
+        # The places of valid tokens never change, only the ids in them.
         token = text.flatten()
         if self.packed.place is not None:
             token = token.index_select(0, self.packed.token)  # [N]
+        # The large product [M, W] x [W, V] is made for predicted tokens alone.
         hidden = self.forward(self.packed._replace(token=token), self.image_kv, time)  # [N, W]
         return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
 
@@ -109,6 +113,7 @@ class CaptionReader(nn.Module):
             endless = (valid.all(-1) & (text[:, -1] == PAD_ID)).nonzero()
             if len(endless):
                 raise ValueError(f"text {int(endless[0])} has no EOT and ends in padding: give `valid` [B, L] too")
+        # No packing: every position is a token, and `valid` hides padding from attention.
         position = torch.arange(text.shape[1], device=text.device).repeat(len(text))  # [B*L]
         image_kv = self.text.project_image(self.encode_image_tokens(image))
         hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv,

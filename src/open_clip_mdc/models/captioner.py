@@ -75,6 +75,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
             masked: bool [B, P], tokens to replace by `no_patch` or by a VQTower's [MASK].
             tokens: the unmasked tokens, if you have them. The image is then read again only by a VQTower.
         """
+        # A VQTower puts its [MASK] where the position is added. Elsewhere a vector takes the token's place.
         if masked is None or self.tower.has_mask and not self.caption_cfg.condition_zeros:
             return self.patch_tokens(self.visual, image, masked)
         if tokens is None:
@@ -84,6 +85,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         """Return the global average of the patch tokens, [B, D]: the feature that probes use (Sec. 4.2)."""
+        # [B, P, D] -> [B, D]
         features = self.encode_image_tokens(image).mean(dim=1)
         return F.normalize(features, dim=-1) if normalize else features
 
@@ -103,6 +105,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
 
         In training this also draws which image features are masked (`condition_drop`).
         """
+        # Sizes are read here, on the CPU, so that no training step waits for the device.
         captions = pack(text, self.corrupt(text), self.vocab_size)
         self.check_length(int(captions.packed.position.max()) + 1)
         cfg = self.caption_cfg
@@ -143,9 +146,11 @@ class Captioner(OpenCLIPSeam, CaptionReader):
 
     def token_nll(self, image_embs: Tensor, captions: Captions) -> Tensor:
         """Return the loss of each predicted token, float32 [M], from patch tokens [B, P, D]."""
+        # Keys and values of the patches, once for all rows of an image.
         image_kv = self.text.project_image(image_embs)
         time = None if self.text.time_embedding is None else step_of(captions.t)  # long [R]
         hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)  # [M, W]
+        # The auxiliary loss of diffusion in steps is for training alone, so that validation is the bound.
         aux = (self.caption_cfg.aux_weight,) if self.training and self.caption_cfg.aux_weight else ()
 
         def loss(hidden: Tensor, *predicted: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ def timm_model(visual: nn.Module) -> nn.Module:
     if isinstance(visual, TimmModel):
         architecture = visual.trunk.pretrained_cfg["architecture"]
         known = signature(type(visual.trunk)).parameters
+        # A norm behind the pooling was not trained, so there must be none.
         options |= {name: False for name in ("fc_norm", "use_fc_norm") if name in known}
         if "img_size" in known and tuple(visual.image_size) != tuple(visual.trunk.pretrained_cfg["input_size"][1:]):
             options["img_size"] = tuple(visual.image_size)
@@ -104,6 +105,7 @@ def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
         hidden_size=tower(visual).width, intermediate_size=block.mlp.c_fc.out_features,
         num_hidden_layers=len(visual.transformer.resblocks), num_attention_heads=block.attn.num_heads,
         image_size=height, patch_size=visual.patch_size[0], hidden_act=act, layer_norm_eps=visual.ln_post.eps))
+    # By timm's names, which every table here leads to and from.
     weights = names.renamed(names.split(names.to_timm(visual.state_dict())), names.CLIP, back=True)
     for name in ("embeddings.class_embedding", "embeddings.position_embedding.weight"):
         weights[name] = weights[name].squeeze(0)
@@ -129,6 +131,7 @@ class ImageEncoder(nn.Module):
 
 def exported_program(model: Captioner) -> torch.export.ExportedProgram:
     """Return `ImageEncoder` as a graph for any batch size. Only torch is needed to run it."""
+    # The graph holds for any number of images.
     batch = torch.export.Dim("batch", min=1)
     image = torch.zeros(2, 3, *model.visual.image_size, device=next(model.parameters()).device)
     whole = ImageEncoder(model).eval().to(memory_format=torch.contiguous_format)  # or torch.export warns of each weight

@@ -28,6 +28,7 @@ TextKV = list[tuple[Tensor, Tensor]]  # per layer: keys and values of the captio
 def pad(x: Tensor, packed: Packed) -> Tensor:
     """Return padded [R, L, W] from packed [N, W], zero where there is no token."""
     if packed.place is not None:
+        # Every token is written at its own place in R*L. Padding stays 0.
         x = x.new_zeros(packed.valid.numel(), x.shape[-1]).index_copy(0, packed.place, x)
     return x.view(*packed.valid.shape, x.shape[-1])
 
@@ -45,8 +46,10 @@ def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, b
     row, so causal attention never reaches padding and needs no mask.
     """
     valid, causal = packed.valid, packed.causal
-    may_attend = valid[:, None, None, :]
+    # Padding is hidden from every query. Its own rows are never read.
+    may_attend = valid[:, None, None, :]  # [R, 1, 1, L]
     if isinstance(causal, Tensor):
+        # Rows of both kinds in a batch (CapPa) need a mask of their own, [R, 1, L, L].
         square = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device)
         may_attend = (square.tril() | ~causal[:, None, None, None]) & may_attend
     elif causal or not packed.padded:
@@ -77,12 +80,14 @@ class DecoderBlock(nn.Module):
 
     def project_image(self, image_embs: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of the images, [B, H, P, W/H] each, from patch tokens [B, P, D]."""
+        # Once an image, however many captions and steps there are.
         return self.split_heads(self.cross_kv(image_embs), 2)
 
     def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
                 is_causal: bool) -> Tensor:
+        # Only attention needs the padded shape. All linear layers run on [N, W].
         q, k, v = self.split_heads(pad(self.self_qkv(self.ln_1(x)), packed), 3)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)  # [R, H, L, W/H]
         x = x + self.self_out(unpad(y.transpose(1, 2).flatten(2), packed))
 
         # The rows of an image are one long row of queries, [B, H, (R/B)*L, W/H], as they share its keys and values.
@@ -95,11 +100,13 @@ class DecoderBlock(nn.Module):
     def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
              past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run a causal `forward` for one more token per row: [R, W], and keys and values [R, H, L + 1, W/H]."""
+        # One query a row, so nothing is padded and causality needs no mask.
         q, k, v = self.split_heads(self.self_qkv(self.ln_1(x))[:, None], 3)
         if past is not None:
-            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
+            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)  # [R, H, L + 1, W/H]
         x = x + self.self_out(F.scaled_dot_product_attention(q, k, v).flatten(1))
 
+        # The rows of an image share its keys and values, as in `forward`.
         q = self.cross_q(self.ln_2(x)).reshape(image_k.shape[0], -1, x.shape[-1])
         y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
         x = x + self.cross_out(y.transpose(1, 2).reshape(x.shape))
@@ -135,6 +142,7 @@ class TextDecoder(nn.Module):
         norm_layer = partial(norm_layer, **(cfg.norm_kwargs or {}))
         self.vocab_size = cfg.vocab_size
         self.context_length = cfg.context_length
+        # The last row is [MASK], which the output cannot predict.
         self.token_embedding = nn.Embedding(cfg.vocab_size + 1, cfg.width)
         self.positional_embedding = nn.Parameter(torch.empty(cfg.context_length, cfg.width))
         self.time_embedding = None
@@ -173,7 +181,8 @@ class TextDecoder(nn.Module):
     @property
     def body_dtype(self) -> torch.dtype:
         weight = self.blocks[0].self_qkv.weight
-        return (self.output.weight if hasattr(weight, "to_local") else weight).dtype  # FSDP2 casts gathered weights
+        # FSDP2 casts weights when it gathers them, so theirs says nothing.
+        return (self.output.weight if hasattr(weight, "to_local") else weight).dtype
 
     @in_chosen_precision
     def project_image(self, image_embs: Tensor) -> ImageKV:
@@ -191,10 +200,12 @@ class TextDecoder(nn.Module):
             image_kv: keys and values of B images. Rows b*(R/B) to (b+1)*(R/B) - 1 belong to image b.
             time: the step of each row, long [R], for a decoder that reads it.
         """
-        x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]
+        x = self.token_embedding(packed.token) + self.positional_embedding[packed.position]  # [N, W]
         if self.time_embedding is not None:
+            # Each token gets the step of its row: [R] -> [R, L] -> [N].
             x = x + self.time_embedding(unpad(time[:, None].expand(packed.valid.shape), packed))
         x = x.to(self.body_dtype)  # --precision bf16 keeps embeddings in float32
+        # One mask serves all layers.
         mask, is_causal = attention_mask(packed, autocast_dtype(x.device.type) or x.dtype)
         for block, (image_k, image_v) in zip(self.blocks, image_kv, strict=True):
             args = (x, packed, image_k, image_v, mask, is_causal)

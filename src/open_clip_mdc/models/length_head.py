@@ -41,13 +41,16 @@ class LengthHead(nn.Linear):
 
     def forward(self, image_embs: Tensor) -> Tensor:
         """Return float32 logits [B, S] from patch tokens [B, P, D], without autocast and without a gradient to them."""
+        # Detached, so that encoder and decoder train as they would without this head.
         image_embs = image_embs.detach().float()
+        # Mean and maximum of the patches: [B, P, D] -> [B, 2D].
         features = SCALE / self.narrowing * torch.cat((image_embs.mean(1), image_embs.amax(1)), 1)
         with without_autocast(image_embs.device.type):
             return F.linear(features, self.weight.float(), self.bias.float())
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        # A checkpoint's weights are for the features before they were divided.
         destination[f"{prefix}weight"] = destination[f"{prefix}weight"] / self.narrowing
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
@@ -63,6 +66,7 @@ class LengthHead(nn.Linear):
         if not self.weight.any():
             raise ValueError("this model cannot choose a length, as its length head was never trained (older "
                              "checkpoints have none): give a number of tokens")
+        # A caption has at least one token.
         empty = torch.zeros(self.out_features, dtype=torch.bool, device=image_embs.device)
         empty[0] = True
         return self(image_embs).masked_fill(empty, -torch.inf).log_softmax(1)

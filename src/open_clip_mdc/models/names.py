@@ -56,6 +56,7 @@ def joined(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = dict(weights)
     for name in weights:
         if ".attn.q_proj." in name:
+            # timm keeps one matrix [3D, D] where transformers has three [D, D].
             parts = [name.replace(".q_proj.", f".{part}_proj.") for part in "qkv"]
             if all(part in result for part in parts):
                 result[name.replace(".q_proj.", ".qkv.")] = torch.cat([result.pop(part) for part in parts])
@@ -67,6 +68,7 @@ def split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = {}
     for name, x in weights.items():
         if ".attn.qkv." in name:
+            # [3D, D] -> three of [D, D], in this order.
             for part, rows in zip("qkv", x.chunk(3), strict=True):
                 result[name.replace(".qkv.", f".{part}_proj.")] = rows
         else:
@@ -96,6 +98,7 @@ def to_native(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = dict(weights)
     bias = weights.pop("patch_embed.proj.bias", None)
     if bias is not None and "pos_embed" in weights:
+        # The class token has no patch, so its position [:, 0] stays.
         moved = weights["pos_embed"].clone()
         moved[:, 1:] += bias
         weights["pos_embed"] = moved

@@ -34,6 +34,7 @@ class OpenCLIPSeam(nn.Module):
 
         Raises Misfit, a RuntimeError that says which kind of model the weights belong to.
         """
+        # --pretrained vq.pt fills a part of the tower before training.
         if self.tower.load(state_dict):
             return None
         try:
@@ -63,6 +64,7 @@ class OpenCLIPSeam(nn.Module):
 
         They are the blocks of both towers, and each decoder block's `cross_kv`, which `project_image` calls before it.
         """
+        # Inner modules first, as a module that is sharded takes along what is inside of it.
         return [(name, module) for name, module in self.named_modules()
                 if re.search(r"blocks\.\d+(\.cross_kv)?$", name)][::-1]
 

@@ -45,6 +45,7 @@ def in_float32(method: Callable) -> Callable:
     def outside_autocast(self: nn.Module, *args, **kwargs):
         if in_training_step(self):
             return method(self, *args, **kwargs)
+        # Autocast is off, but a run that asked for it may still round products to TF32.
         device, matmul = next(self.parameters()).device.type, torch.backends.cuda.matmul
         tf32, matmul.allow_tf32 = matmul.allow_tf32, matmul.allow_tf32 or autocast_dtype(device) is not None
         try:
@@ -67,6 +68,7 @@ def in_chosen_precision(method: Callable) -> Callable:
         if in_training_step(self):
             return method(self, *args, **kwargs)
         device = next(self.parameters()).device.type
+        # A gradient to a copy would be lost.
         body = self if torch.is_grad_enabled() else with_cast_blocks(self, autocast_dtype(device))
         with without_autocast(device):
             return method(body, *args, **kwargs)
@@ -79,6 +81,7 @@ def with_cast_blocks(decoder: nn.Module, dtype: torch.dtype | None) -> nn.Module
     parameters = list(decoder.blocks.parameters())
     if dtype is None or parameters[0].dtype != torch.float32:
         return decoder
+    # The version of a tensor grows when it is written in place, as by an optimizer.
     state = dtype, [(p.data_ptr(), p._version) for p in parameters]
     if decoder.__dict__.get("cast", (None,))[0] != state:
         with torch.inference_mode(False), torch.no_grad():

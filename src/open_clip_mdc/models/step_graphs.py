@@ -50,9 +50,11 @@ class StepGraphs:
 
     def forward(self, decoder: TextDecoder, packed: Packed, image_kv: ImageKV, time: Tensor | None = None) -> Tensor:
         """Return hidden states [N, W]. The next call overwrites them."""
+        # All that the graph reads, flat: packed fields, the step, then key and value of each layer.
         inputs = (*packed, time, *chain(*image_kv))
         size = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs)
         if size not in self.graphs:
+            # The first call sets up CUDA's libraries, which a capture must not do.
             if len(self.graphs) < MAX_GRAPHS:
                 self.graphs[size] = None
             return decoder(packed, image_kv, time)
@@ -70,6 +72,7 @@ class StepGraphs:
             with torch.inference_mode(False):  # else it could only be written in inference mode
                 self.buffers[name] = torch.empty_like(x), None
         buffer, source = self.buffers[name]
+        # Keys and values of the images come in again at each step. They are copied once a batch.
         if source is None or source() is not x:
             self.buffers[name] = buffer.copy_(x), weakref.ref(x)
         return buffer

@@ -25,6 +25,7 @@ def settle(visual: TimmModel, name: str) -> None:
         height, width = visual.image_size
         raise ValueError(f"timm's {name} does not take images of {height} x {width} (image_size), or is no image "
                          f"encoder: {(str(problem).splitlines() or [type(problem).__name__])[0][:200]}") from problem
+    # Class and register tokens come first. A feature map has none.
     visual.num_prefix = getattr(trunk, "num_prefix_tokens", 0) if tokens.ndim == 3 else 0
     visual.channels_first = tokens.ndim == 4 and getattr(trunk, "output_fmt", "NCHW") == "NCHW"
     if tokens.ndim == 4:
@@ -36,6 +37,7 @@ def settle(visual: TimmModel, name: str) -> None:
         raise ValueError(f"timm's {name} gives {tokens.shape[1]} tokens, which do not form a grid")
     is_vit = hasattr(trunk, "num_prefix_tokens")
     visual.has_last_norm = is_vit or isinstance(getattr(trunk, "norm", None), nn.LayerNorm)
+    # Heads and norms behind the pooling.
     for parameter in unused:
         owner, _, own = parameter.rpartition(".")
         trunk.get_submodule(owner).register_parameter(own, None)
@@ -58,6 +60,7 @@ class _Features(nn.Module):
 def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
     """Return the tokens of an image on the meta device, and the names of parameters without a gradient."""
     features, training = _Features(trunk), trunk.training
+    # No memory and no arithmetic: shapes alone go through the network.
     state = {name: torch.empty_like(x, device="meta").requires_grad_(isinstance(x, nn.Parameter))
              for name, x in (*features.named_parameters(), *features.named_buffers())}
     # The model may be built inside a context without gradients, and this pass needs them.

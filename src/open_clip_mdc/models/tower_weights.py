@@ -43,6 +43,7 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
     if tower(visual).has_mask:
         raise Misfit("its image tower is a frozen VQ-VAE, which comes from open_clip_mdc vq: give it by --pretrained")
     network, weights = tower(visual).network, names.to_timm(image_part(given))
+    # CoCa's patch tokens go through the norm of its attention pooling.
     if "attn_pool.ln_k.weight" in weights and not any(name.startswith("attn_pool_contrastive.") for name in weights):
         weights |= {f"norm.{name}": weights[f"attn_pool.ln_k.{name}"] for name in ("weight", "bias")}
     elif "norm.weight" not in weights:
@@ -51,6 +52,7 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
         weights = _sized(network, names.to_native(weights))
     elif isinstance(tower(visual).core, TimmModel):
         weights = _adapted(network, weights)
+    # All must fit: a tower that is half loaded trains without a warning.
     own = {name: x for name, x in network.state_dict().items() if not name.endswith(COUNTS)}
     extra = [name for name in weights if name not in own and not name.endswith(COUNTS) and not HEADS.match(name)]
     missing = [name for name in own if name not in weights]
@@ -78,7 +80,8 @@ def _sized(visual: VisionTransformer, weights: dict[str, Tensor]) -> dict[str, T
     if position is None or math.isqrt(len(position) - 1) ** 2 != len(position) - 1:
         return weights
     state = {"visual.positional_embedding": position}
-    scaled = hasattr(visual.transformer.resblocks[0].ls_1, "gamma")  # an OpenCLIP ViT with layer scale is a DINOv2
+    # An OpenCLIP ViT with layer scale is a DINOv2.
+    scaled = hasattr(visual.transformer.resblocks[0].ls_1, "gamma")
     resize_pos_embed(state, SimpleNamespace(visual=visual), antialias=not scaled)
     return weights | {"positional_embedding": state["visual.positional_embedding"]}
 
@@ -115,6 +118,7 @@ def traits(network: nn.Module) -> dict[str, object]:
 
 
 def _activation(act: nn.Module | None) -> str | None:
+    # Told by its value at 1, as libraries have classes of their own for the same function.
     x = torch.ones(1, device="cpu")
     return next((name for name, f in ACTIVATIONS.items() if act is not None and torch.allclose(f(x), act(x), 0, 1e-6)),
                 None)

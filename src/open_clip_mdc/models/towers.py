@@ -86,6 +86,7 @@ def tokens_of_map(x: Tensor, channels_first: bool = True, normalised: bool = Fal
     """Return normalised tokens [B, P, D] of a feature map, or of tokens. Without a norm of its own it gets a plain one.
     """
     if x.ndim == 4:
+        # Places row by row, whatever the memory format.
         x = x.flatten(2).mT if channels_first else x.flatten(1, 2)  # [B, D, h, w] or [B, h, w, D] -> [B, P, D]
     return x.contiguous() if normalised else F.layer_norm(x, x.shape[-1:])
 
@@ -146,8 +147,10 @@ class Tower:
         if kind == "cls":
             if not self.has_class_token:
                 raise ValueError("this image tower has no class token: take the mean of its patches")
+            # The class token is the first of the prefix tokens [B, R, D].
             return self.blocks(image, [layer % count])[0][1][:, 0]
         last = layer % count == count - 1
+        # The last layer is what the decoder reads, to the last bit. `blocks` would compute it by another path.
         found = patch_tokens(self.module, image) if last else self.blocks(image, [layer % count])[0][0]
         return found.mean(1) if kind == "gap" else found
 
@@ -213,6 +216,7 @@ class Timm(Tower):
         # The last norm of a ViT fits the output of every block.
         self.is_vit = hasattr(trunk, "num_prefix_tokens") and hasattr(trunk, "blocks")
         self.num_layers = len(trunk.blocks) if self.is_vit else 1
+        # A model without the attribute has a class token if it has one prefix token.
         self.has_class_token = getattr(trunk, "has_class_token", module.num_prefix == 1)
 
     @staticmethod

@@ -74,11 +74,13 @@ class VQ(nn.Module):
     def set_codebook(self, vectors: Tensor) -> None:
         """Set the codebook, [K, C]. The code of a latent is then its nearest vector."""
         self.vectors.copy_(vectors)
+        # -|h - e|^2 = 2 e.h - |e|^2 - |h|^2, and the last term is the same for all codes.
         self.score.weight.copy_(2 * vectors)
         self.score.bias.copy_(-vectors.square().sum(1))
 
     def latents(self, image: Tensor) -> Tensor:
         """Return latents [B, P, C], row by row, of images [B, 3, H, W] in [-1, 1]."""
+        # [B, C, h, w] -> [B, P, C], row by row.
         return self.quant_conv(self.encoder(image)).flatten(2).transpose(1, 2)
 
     def code_logits(self, latents: Tensor) -> Tensor:
@@ -103,6 +105,7 @@ class VQTower(nn.Module):
             raise ValueError(f"vq_cfg.channels has {len(cfg.channels)} levels, and each but the last halves a side: "
                              f"that does not fit vision_cfg.patch_size {patch_size} and image_size {self.image_size}")
         self.cfg = cfg
+        # Frozen from the start: a locked tower and a free one have the same codes.
         self.vq = VQ(cfg).requires_grad_(False)
         # K codes and [MASK]. Without codes it is a linear map of C latents and one input that is 1 where masked.
         self.embedding = nn.Parameter(torch.empty((cfg.codes if cfg.quantise else cfg.latent) + 1, width))
@@ -145,14 +148,17 @@ class VQTower(nn.Module):
     def forward(self, image: Tensor, masked: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean of the tokens, [B, D], and the tokens, [B, P, D]. [MASK] replaces those `masked` [B, P]."""
         if self.cfg.quantise:
+            # [B, P]. [MASK] is the row after the K codes.
             code = self.codes(image)
             tokens = F.embedding(code if masked is None else code.masked_fill(masked, self.cfg.codes), self.embedding)
         else:
             latents = self.latents(image) / self.vq.vectors.std()
             masked = torch.zeros_like(latents[..., 0]) if masked is None else masked.to(latents.dtype)
+            # A masked latent is 0, and the last input says that it is masked.
             latents = latents * (1 - masked)[..., None]
             tokens = torch.cat([latents, masked[..., None]], dim=-1) @ self.embedding
         places = self.row_embedding[:, None] + self.column_embedding
+        # The last norm is the tower's own, as a ViT's: the decoder reads normalised tokens.
         tokens = self.ln_post(tokens + places.flatten(0, 1))
         return tokens.mean(dim=1), tokens
 

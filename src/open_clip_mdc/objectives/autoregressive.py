@@ -16,6 +16,7 @@ CAPPA_AUTOREGRESSIVE_FRACTION = 0.25
 def autoregressive(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                    generator: torch.Generator | None = None) -> NoisedCaptions:
     """Return targets for predicting every token from those before it: the negative of Eq. 7."""
+    # Every token but SOT is predicted, from clean tokens before it. No token is masked, so t is 0.
     target = target_tokens(text, vocab_size)
     return NoisedCaptions(text, target, target.float(), target, True, torch.zeros(len(text), device=text.device))
 
@@ -30,6 +31,7 @@ def captioning_with_parallel(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: 
                              generator: torch.Generator | None = None) -> NoisedCaptions:
     """Mix as CapPa does: captions with a small u are read from left to right, and all others are fully masked."""
     target = target_tokens(text, vocab_size)
+    # u is stratified, so each batch has the share to within one caption.
     causal = u.to(text.device, torch.float32) <= CAPPA_AUTOREGRESSIVE_FRACTION
     noisy = text.masked_fill(target & ~causal[:, None], mask_id(vocab_size))
     return NoisedCaptions(noisy, target, target.float(), target, causal, (~causal).float())

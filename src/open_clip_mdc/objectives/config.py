@@ -34,6 +34,7 @@ class CaptionCfg:
         if (self.time_embedding or self.aux_weight) and OBJECTIVES[self.objective].schedule is None:
             raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
                              f"{self.objective!r}")
+        # One without the other would mask nothing.
         rates = (self.condition_drop, self.condition_mask)
         if not all(0 <= rate <= 1 for rate in rates) or any(rates) != all(rates) \
                 or self.condition_zeros and not any(rates):

@@ -33,6 +33,7 @@ def forward_process(text: Tensor, maskable: Tensor, t: Tensor, vocab_size: int,
     Returns the noisy text, long [B, L], and a bool [B, L] that is True where a token is masked.
     """
     u = torch.rand(text.shape, device=text.device, generator=generator)
+    # [B, L] against [B, 1]: one time for all tokens of a caption.
     masked = maskable & (u < (1 - alpha(t))[:, None])
     return text.masked_fill(masked, mask_id(vocab_size)), masked
 
@@ -47,6 +48,7 @@ def whole_interval(text: Tensor, vocab_size: int, u: Tensor,
 def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                      generator: torch.Generator | None = None) -> NoisedCaptions:
     """Mask tokens with probability t, and weight the masked ones by 1/t (Algorithm 1)."""
+    # SOT is given and padding is nothing, so neither is masked.
     target = target_tokens(text, vocab_size)
     t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
     noisy, masked = forward_process(text, target, t, vocab_size, generator)

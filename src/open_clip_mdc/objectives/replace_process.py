@@ -79,6 +79,7 @@ def noise(text: Tensor, noised: Tensor, t: Tensor, schedule: Schedule,
     """
     _, mask, replace = (x[:, None] for x in schedule.at(t))
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
+    # One number decides: [0, mask) masks, the next V * replace replaces, the rest keeps.
     masked, replaced = noised & (u < mask), noised & (u < mask + schedule.vocab_size * replace)
     if not schedule.absorbing:  # each id has a part of the interval, `replace` wide (which can be 0)
         other = (u - mask).div(replace.where(replace > 0, 1)).clamp(0, schedule.vocab_size - 1).long()
@@ -96,6 +97,7 @@ def log_x_s(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Schedule
     k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
     share = torch.where((x_t != schedule.vocab_size)[:, None] & (replace > 0), replace / (keep + replace), 1)
     r = log_p.scatter_add(1, k, share.log().to(log_p.dtype))
+    # In logs, as keep_s * r underflows in float32 for rare tokens.
     keep_s, replace_s = (x.log().to(log_p.dtype) for x in (keep_s, replace_s))
     return torch.logaddexp(keep_s + r, replace_s + r.logsumexp(1, keepdim=True))
 
@@ -128,6 +130,7 @@ def log_posterior(log_p: Tensor, x_t: Tensor, s: Tensor, t: Tensor, schedule: Sc
     is_masked = x_t == schedule.vocab_size
     k = x_t.clamp(max=schedule.vocab_size - 1)[:, None]
     other, same = (x.log().to(log_p.dtype)[:, None] for x in arrivals(s, t, x_t, schedule))
+    # [M, V], the belief about x_0 noised to step s.
     log_q = log_x_s(log_p, x_t, s, t, schedule)
     here = log_q.gather(1, k) + torch.where(is_masked[:, None], other, same)
     posterior = (log_q + other).scatter(1, k, here)
@@ -155,6 +158,7 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
     at_0 = torch.where(same, stay + to_other, arrive) * (keep_s + replace_s) / total
     at_t = torch.where(is_masked | same, 0, (stay + to_other) * replace_s / total)
     other = arrive * replace_s / total
+    # How many ids are neither x_0 nor x_t.
     others = size - 1 - (~is_masked & ~same).long()
 
     log_q = log_x_s(log_p, x_t, s, t, schedule)
@@ -175,6 +179,7 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
 
 def infer_time(share: Tensor, schedule: Schedule) -> Tensor:
     """Return the first step, long [R], whose expected share of masked tokens is at least `share` [R]."""
+    # mask_t grows with t, so the first step that reaches the share is found by bisection.
     first = torch.searchsorted(schedule.mask[1:], share.double()) + 1
     return first.clamp(max=len(schedule.mask) - 1)
 

@@ -20,6 +20,7 @@ def stratified_uniform(batch_size: int, u0: float, rank: int = 0, world_size: in
 
     The strata of each rank alone cover the interval, too. Give all ranks the same random number `u0` in [0, 1).
     """
+    # Ranks take strata in turn: rank r has r, r + world_size, ...
     stratum = torch.arange(batch_size, dtype=torch.float64) * world_size + rank
     return (stratum + (1 - u0)) / (batch_size * world_size)
 
@@ -40,4 +41,5 @@ def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: 
     def draw(*size: int) -> Tensor:
         return torch.rand(size, generator=generator, device=device)
 
+    # [B, 1] and [B, P]: a feature is masked if its image was chosen and it was drawn itself.
     return (draw(shape[0], 1) < drop) & (draw(*shape) < rate)

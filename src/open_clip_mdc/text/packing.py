@@ -71,6 +71,7 @@ class Captions(NamedTuple):
 
     def sum_rows(self, x: Tensor) -> Tensor:
         """Return the sum over each caption's predicted tokens: [R] from [M]."""
+        # index_add, as captions have different numbers of predicted tokens.
         return x.new_zeros(len(self.num_target)).index_add(0, self.predicted.row, x)
 
 
@@ -87,10 +88,13 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
         text, valid: [R, L]. `valid` is True first and then False, at least once True per row.
         length_multiple: L is rounded up to a multiple of it. None does not round, and needs no copies without padding.
     """
+    # On the CPU this reads memory. On a GPU it would wait.
     length = int(valid.sum(1).max())
     if length_multiple is not None:
         length = -(-length // length_multiple) * length_multiple
+    # [R, L], L now the longest caption, or a multiple above it.
     valid = F.pad(valid, (0, max(0, length - valid.shape[1])))[:, :length]
+    # [N] each, row after row.
     row, position = valid.nonzero().unbind(1)
     padded = length_multiple is not None or len(row) < valid.numel()
     return Packed(text[row, position], position, row * length + position if padded else None, valid, padded, causal)
@@ -100,6 +104,7 @@ def in_few_sizes(packed: Packed) -> Packed:
     """Repeat the last token, at its own place, until N is a size that recurs: at most 8 lie between two powers of 2."""
     count = len(packed.token)
     multiple = max(LENGTH_MULTIPLE, 2 ** (count.bit_length() - 4))
+    # A token that is written twice at its own place changes nothing.
     index = torch.arange(-(-count // multiple) * multiple).clamp(max=count - 1)
     return Packed(*(x[index] for x in packed[:3]), *packed[3:])
 
@@ -112,6 +117,7 @@ def predictor_index(predicted: Tensor, valid: Tensor, causal: bool | Tensor) -> 
     row, position = predicted.nonzero().unbind(1)
     lengths = valid.sum(1)
     back = causal[row].long() if isinstance(causal, Tensor) else int(causal)
+    # The first packed token of a row, then the place in the row. A causal model reads the token before.
     return (lengths.cumsum(0) - lengths)[row] + position - back
 
 
@@ -129,6 +135,7 @@ def scatter_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
 
 def pack(text: Tensor, noised: NoisedCaptions, vocab_size: int) -> Captions:
     """Pack a training batch of clean ids [B, L] and its noised captions, R/B consecutive rows for each."""
+    # An objective may make several noised rows of a caption.
     text = text.repeat_interleave(len(noised.text) // len(text), 0)
     valid = valid_tokens(text, vocab_size)
     row, position = noised.loss_mask.nonzero().unbind(1)

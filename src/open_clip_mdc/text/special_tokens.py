@@ -39,6 +39,7 @@ def valid_tokens(text: Tensor, vocab_size: int) -> Tensor:
 
     `text != 0` would be wrong, as id 0 is a real token. A row without EOT (a caption being decoded) is all True.
     """
+    # EOT itself counts as valid, all after the first one do not.
     is_eot = text == eot_id(vocab_size)
     return is_eot.long().cumsum(-1) - is_eot.long() == 0
 
@@ -68,6 +69,7 @@ def tokenize_whole(captions: Sequence[str], tokenizer: Callable, context_length:
 def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
     """Return the captions of ids [B, L], up to the first EOT. Mask ids become "[MASK]", SOT and EOT are dropped."""
     vocab_size = tokenizer.vocab_size
+    # The tokenizer cannot decode [MASK], so runs of real ids between masks are decoded one by one.
     special = (sot_id(vocab_size), eot_id(vocab_size))
     captions = []
     for ids, valid in zip(text.tolist(), valid_tokens(text, vocab_size).tolist(), strict=True):
@@ -105,6 +107,7 @@ def words_and_marks(vocab_size: int) -> Tensor:
     """
     words = torch.ones(vocab_size, dtype=torch.bool)
     if vocab_size > 512:
+        # A byte inside a word is no word by itself.
         words[:256] = False
         words[256:512] = torch.tensor([byte not in string.digits for byte in bytes_to_unicode().values()])
     return words
@@ -126,5 +129,6 @@ def caption_lengths(text: Tensor, vocab_size: int) -> Tensor:
 def target_tokens(text: Tensor, vocab_size: int) -> Tensor:
     """Return a mask, bool [..., L], that is True at tokens to learn and to score: all valid ones but SOT."""
     target = valid_tokens(text, vocab_size)
+    # SOT is given.
     target[..., 0] = False
     return target

@@ -19,6 +19,7 @@ def clip_merges(words: Iterable[str]) -> list[tuple[str, str]]:
     made_by = {"".join(merge): merge for merge in ranks}  # no two merges make the same piece
     pieces, used = [f"{word}</w>" for word in words], set()
     while pieces:
+        # A piece is made of two shorter ones, down to single bytes, which need no merge.
         merge = made_by.get(pieces.pop())
         if merge:
             used.add(merge)
