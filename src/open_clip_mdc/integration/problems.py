@@ -2,6 +2,7 @@
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -26,19 +27,18 @@ from .trials import find_augmentation_problem, find_list_problem, find_optimizer
 # Flags for contrastive training, distillation or a text tower, which a captioner refuses: why, or what to do instead.
 NOT_FOR_CAPTIONERS = {
     "siglip": "a captioner has one loss. Leave it out, or add -contrastive to the model's name",
-    "distill_model": "a captioner has no contrastive features to distil. Leave it out",
-    "distill_pretrained": "a captioner has no contrastive features to distil. Leave it out",
+    **dict.fromkeys(("distill_model", "distill_pretrained"),
+                    "a captioner has no contrastive features to distil. Leave it out"),
     "lock_text": "the loss is the text decoder's. Use --lock-image to train the decoder alone",
     "horovod": "start with torchrun instead",
     "trace": "a traced model cannot train. Leave it out",
     "torchscript": "use --torchcompile",
-    "imagenet_val": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
-    "imagenet_v2": "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint",
+    **dict.fromkeys(("imagenet_val", "imagenet_v2"),
+                    "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint"),
     "use_bnb_linear": "its layers would also replace the length head. Leave it out",
-    "use_naflex": "the decoder attends to images of one size. Leave it out",
-    "force_naflex_vision": "the decoder attends to images of one size. Leave it out",
-    "audio_zeroshot_dataset": "a captioner has no audio. Leave it out",
-    "pretrained_audio": "a captioner has no audio. Leave it out",
+    **dict.fromkeys(("use_naflex", "force_naflex_vision"),
+                    "the decoder attends to images of one size. Leave it out"),
+    **dict.fromkeys(("audio_zeroshot_dataset", "pretrained_audio"), "a captioner has no audio. Leave it out"),
 }
 GATHERED = "no features are gathered"
 # Flags without effect on a captioner: flag, its default, why.
@@ -164,13 +164,10 @@ def find_value_problem(args) -> str | None:
     if args.distill_model and args.distill_pretrained and (args.accum_freq > 1 or "coca" in args.model.lower()):
         return (f"--distill-model {args.distill_model} works with --accum-freq 1 only, and with no CoCa: OpenCLIP's "
                 "distillation has neither")
-    try:
-        device = torch.device(args.device)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cuda", "cpu", "mps", "xpu", "npu", "hpu"):
+    device = re.fullmatch(r"(cuda|cpu|mps|xpu|npu|hpu)(?::(\d+))?", args.device)
+    if device is None:
         return f"--device {args.device} is not known: give cuda, cuda:1, cpu or mps"
-    if device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) >= torch.cuda.device_count():
+    if device[1] == "cuda" and torch.cuda.is_available() and int(device[2] or 0) >= torch.cuda.device_count():
         return f"--device {args.device}: there are only {torch.cuda.device_count()} GPUs, counted from 0"
     if args.opt.lower() not in version.OPTIMIZERS and not args.opt.lower().startswith("timm/"):
         return f"--opt {args.opt} is not known: give {', '.join(version.OPTIMIZERS)} or timm/NAME"
