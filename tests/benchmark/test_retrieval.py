@@ -142,16 +142,16 @@ def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_pat
 def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, data, monkeypatch):
     whole = evaluate(data, *captioner(runs), "--feature_root", "other")
     monkeypatch.setattr(retrieval, "PAIRS", 2 * len(FLAT))  # two images at once
-    append, calls = resume_module.Journal.append, []
+    note, calls = resume_module.Journal.note, []
 
     def stopped(journal, row):
         calls.append(row["batch"])
         if len(calls) == 3:
             raise KeyboardInterrupt
-        append(journal, row)
+        note(journal, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resume_module.Journal, "append", stopped)
+        patch.setattr(resume_module.Journal, "note", stopped)
         with pytest.raises(KeyboardInterrupt):
             evaluate(data, *captioner(runs))
     (part,) = Path("features").iterdir()

@@ -88,7 +88,7 @@ def test_a_hostile_name_is_shown_and_not_obeyed(runs, folder):
 def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypatch):
     command = (runs / "arc", "photos", "s.tar", "@sentences.txt", "--batch-size", "8")
     whole = search(*command, out="whole.jsonl")
-    append, left = noted_module.Journal.append, [20]
+    append, left = noted_module.Journal.note, [20]
 
     def stop(journal, row):
         left[0] -= 1
@@ -97,13 +97,13 @@ def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypa
         append(journal, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(noted_module.Journal, "append", stop)
+        patch.setattr(noted_module.Journal, "note", stop)
         assert "again to resume" in search(*command)
     assert len(Path("found.jsonl.part").read_text().splitlines()) == 21
     assert "begun with another sentences" in search(runs / "arc", "photos", "a star")
     asked = []
     with monkeypatch.context() as patch:
-        patch.setattr(noted_module.Journal, "append", lambda journal, row: asked.append(row) or append(journal, row))
+        patch.setattr(noted_module.Journal, "note", lambda journal, row: asked.append(row) or append(journal, row))
         assert search(*command) == whole
     assert len(asked) == 16 and not Path("found.jsonl.part").exists()
 
