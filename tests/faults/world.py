@@ -1,21 +1,17 @@
 """The inputs of all cases: rendered scenes, a small run, the commands, and fresh folders to write in."""
 import csv
 import hashlib
-import io
 import json
-import math
 import random
 import shutil
-import signal
 import sys
 import tarfile
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import process
-from PIL import Image
 from process import Outcome
 
 REPO = Path(__file__).resolve().parents[2]
@@ -24,16 +20,15 @@ sys.path[:0] = [str(REPO / "tests"), str(REPO)]
 from conftest import run_folder  # noqa: E402
 
 from clip_benchmark_ext import cli as benchmark  # noqa: E402
-from experiments import judge, lengths, prepare_recap  # noqa: E402
+from experiments import prepare_recap  # noqa: E402
 from open_clip_mdc import cli as tools  # noqa: E402
 from open_clip_mdc import train  # noqa: E402
 from open_clip_mdc.data.files import new_file, new_folder  # noqa: E402
-from open_clip_mdc.data.shards import tar_writer  # noqa: E402
 
 Cases = Iterator[tuple[str, str | None]]  # name, and the problem or None
 SKIPPED = "skipped: "  # begins what could not be tried, and why
 MDC = tools.main
-LENGTHS, JUDGE, RECAP = lengths.main, judge.main, prepare_recap.main
+RECAP = prepare_recap.main
 TRAIN = train.main
 
 
@@ -55,10 +50,6 @@ class World:
         if not self.run.exists():
             run_folder(folder / ".mdc", "MDC-ViT-Ti-8")
             (folder / ".mdc").rename(self.run)
-        self.arc = folder / "arc"  # one pass scores a caption, where a masked model takes one for each token
-        if not self.arc.exists():
-            run_folder(folder / ".arc", "ARC-ViT-Ti-8")
-            (folder / ".arc").rename(self.arc)
         self.scenes = folder / "scenes"
         if not self.scenes.exists():
             made = self.call(MDC, "scenes", "--out", self.scenes, "--num-train", 256, "--num-val", 64, "--num-probe",
@@ -133,20 +124,6 @@ def write_csv(path: Path, rows: list[tuple], header: tuple = ("image", "caption"
         csv.writer(file, delimiter=separator).writerows([header, *rows])
 
 
-def write_shard(path: Path, samples: list[tuple]) -> Path:
-    """Write samples of (suffix, image, text) as 0.png, 0.txt and so on. A text that is None is left out."""
-    with tar_writer(path) as writer:
-        for i, (suffix, image, text) in enumerate(samples):
-            writer.write({"__key__": f"k{i:04d}", suffix: image, **({} if text is None else {"txt": text})})
-    return path
-
-
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
-
-
 def tree(folder: Path) -> dict[str, str]:
     """{path: digest} of the files in a folder but for hidden ones, which a killed process may leave."""
     names = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -190,35 +167,5 @@ def check_json(folder: Path) -> str | None:
     return None
 
 
-def finite(*numbers: float) -> bool:
-    return all(map(math.isfinite, numbers))
-
-
 def first(*problems: str | None) -> str | None:
     return next((problem for problem in problems if problem), None)
-
-
-def each(world: "World", items: Iterable[tuple[str, object]], check: Callable[[object], str | None], cwd: Path,
-         seconds: int = 120) -> Cases:
-    """Call check(item) for named items in a process of its own. An exception or a time-out is a failure."""
-    items = list(items)
-
-    def check_all(argv: list[str]) -> None:
-        def stop(*_):
-            raise TimeoutError(f"took more than {seconds} s")
-        signal.signal(signal.SIGALRM, stop)
-        for name, item in items:
-            signal.alarm(seconds)
-            try:
-                problem = check(item)
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"[:300]
-            finally:
-                signal.alarm(0)
-            print(json.dumps([name, problem]), flush=True)
-
-    ended = world.call(check_all, cwd=cwd, timeout=40 * process.TIMEOUT)
-    found = [json.loads(line) for line in ended.out.splitlines() if line.startswith("[")]
-    yield from map(tuple, found)
-    if len(found) < len(items):
-        yield items[len(found)][0], ended.problem(0) or "ended early"

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import complaint_of, run
+from hypothesis import given
+from hypothesis import strategies as st
 from layout_files import (
     FIVE,
     LAYOUTS,
@@ -28,9 +30,11 @@ from layout_files import (
     put_table,
 )
 from shard_files import make_image, members, texts, tool
+from strategies import caption, damage, examples, randoms
 
 from open_clip_mdc import train
-from open_clip_mdc.cli.prepare_layouts import read_parquet
+from open_clip_mdc.cli.prepare import usable
+from open_clip_mdc.cli.prepare_layouts import read, read_parquet
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR
 
 
@@ -55,6 +59,29 @@ def test_a_chosen_key_alone_is_read(tmp_path):
         tool("shards", "--test", tmp_path / source, "--captions-key", "alt", "--out", tmp_path / "out" / source[0])
         found = members(tmp_path / "out" / source[0] / "test/0.tar")
         assert [found[f"{i:08d}.txt"].decode().split("\n") for i in range(N)] == FIVE
+
+
+@examples(90)
+@given(st.sampled_from(LAYOUTS), randoms, st.booleans())
+def test_odd_captions_come_with_their_image_and_damage_is_one_line(tmp_path_factory, layout, rng, damaged):
+    folder = tmp_path_factory.mktemp("layout")
+    odd = [[" ".join(caption(rng).split()) or "a dog" for _ in range(rng.randrange(1, 6))] for _ in range(N)]
+    source, _, captions = layout(folder, odd)
+    if damaged:
+        file = rng.choice(sorted(path for path in folder.rglob("*") if path.suffix in (
+            ".parquet", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".tar")))
+        file.write_bytes(damage(file.read_bytes(), rng))
+    left_out, own = [], [make_image(i) for i in range(N)]
+    try:
+        found = [(sample.image, sample.captions) for _, sample in usable(
+            read(str(source[0]), [str(source[2])] if source[1:] else [], "captions"), left_out)]
+    except (ValueError, OSError) as problem:
+        assert damaged and "\n" not in str(problem) and str(folder) in str(problem), problem
+        return
+    if not damaged:
+        assert found == list(zip(own, captions, strict=True))
+    elif file.suffix not in (".parquet", ".tar"):  # whose pixels may change with it
+        assert all(image in own for image, _ in found)
 
 
 def complaint(*argv) -> str:
