@@ -6,6 +6,7 @@ Dimensions: B images, R captions (R/B consecutive rows per image), L positions, 
 """
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,12 +22,13 @@ from .beam import beam_search, sample
 from .clip_guidance import Guide
 from .confidence import fully_masked, guided, unmask_by_confidence
 from .consensus import agreement
-from .options import REPEATS, check_scale
-from .sampling import GREEDY, Decoded, Sampling, sample_tokens
+from .options import check_scale
+from .sampling import Decoded, Sampling, sample_tokens
+from .unmasking import Search, Unmasking
 
 LENGTH = 15  # default number of tokens for a model without a length head, one of the paper's lengths
-CHOSEN = ("auto", "sample", "likely")  # values of `length` for which the length head chooses
-SAMPLERS = ("confidence", "ancestral")
+UNMASKING = Unmasking()
+OF_UNMASK_IMAGES = ("text", "blind", "guidance_kl")  # its arguments that are no fields of `Unmasking`
 MAX_LENGTHS = 8  # most lengths per image that "auto" and "likely" decode
 LIKELY = 0.1  # a length is "likely" if it has at least this share of the most probable length's probability
 LENGTH_NORM = 5  # tokens that a caption counts as in `best_of_lengths`. The best of 1 to 10 on Flickr8k's val split
@@ -57,17 +59,12 @@ def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> De
     return best
 
 
-def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, uncond: str, blind: Tensor | None,
-                  generator: torch.Generator | None) -> Tensor:
+def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, options: Unmasking,
+                  blind: Tensor | None) -> Tensor:
     """Return the patch tokens of guidance's unconditional branch, [B, P, D] or [1, P, D]."""
     cfg = model.caption_cfg
-    if uncond not in ("blind", "masked"):
-        raise ValueError(f"guidance_weak is {uncond!r}: it must be 'blind' or 'masked'")
-    if uncond == "masked":
-        if not cfg.condition_drop:
-            raise ValueError("guidance_weak='masked' needs a model that was trained with masked image features "
-                             "(caption_cfg.condition_drop); 'blind' does not")
-        masked = mask_condition(image_embs.shape[:2], 1.0, cfg.condition_mask, generator, image.device)
+    if options.uncond(cfg) == "masked":
+        masked = mask_condition(image_embs.shape[:2], 1.0, cfg.condition_mask, options.sampling.generator, image.device)
         return model.encode_image_tokens(image, masked, image_embs)
     if cfg.condition_zeros:
         return torch.zeros_like(image_embs[:1])
@@ -81,98 +78,88 @@ def default_length(model: Captioner) -> int | str:
     return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
 
 
-def unmask_images(model: Captioner, image: Tensor, length: int | str | None = None, text: Tensor | None = None,
-                  tokens_per_step: int | float = 1, sampler: str = "confidence", steps: int | None = None,
-                  guidance_scale: float = 1.0, guidance_weak: str | None = None,
-                  guidance_kl: list[Tensor] | None = None, blind: Tensor | None = None, sampling: Sampling = GREEDY,
-                  samples: int = 1, guide: Guide | None = None, repeats: str = "allow") -> Decoded:
+def by_confidence(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:
+    """Unmask captions [R, L] by the most confident token first (Eq. 6). A guide reweights tokens of each step."""
+    guides = ()
+    if guide is not None and guide.scale != 0 and guide.top_k > 1:
+        guides = (lambda captions, row: guide(captions, row // options.samples)), guide.top_k
+    forbidden = (sot_id(model.vocab_size), eot_id(model.vocab_size))
+    return unmask_by_confidence(network, text, valid_tokens(text, model.vocab_size), model.vocab_size,
+                                options.tokens_per_step, forbidden, options.sampling, *guides,
+                                device=model.text.output.weight.device, repeats=options.repeats)
+
+
+def by_ancestral(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:
+    """Unmask captions [R, L] by draws of the reverse process."""
+    make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
+    device, forbidden = model.text.output.weight.device, (sot_id(model.vocab_size), eot_id(model.vocab_size))
+    return denoise(network, text, valid_tokens(text, model.vocab_size), make(model.vocab_size, device=device),
+                   options.steps, forbidden, options.sampling, device)
+
+
+def sampled_lengths(log_prob: Tensor, options: Unmasking) -> Tensor:
+    """Draw lengths from p(N | image): long [R] from its logarithm, [B, S]."""
+    rows = log_prob.repeat_interleave(options.samples, 0)
+    return sample_tokens(rows, Sampling(1.0, generator=options.sampling.generator)).cpu()
+
+
+def likely_lengths(log_prob: Tensor, options: Unmasking) -> Tensor:
+    """Give the captions of an image its most probable lengths in turn: long [R] from log p(N | image), [B, S]."""
+    value, found = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
+    count = (value >= value[:, :1] + math.log(LIKELY)).sum(1, keepdim=True)  # [B, 1]
+    return found.gather(1, torch.arange(options.samples, device=count.device) % count).flatten().cpu()
+
+
+# A new rule is one function and one row. options.SAMPLER_NAMES and unmasking.LENGTHS_OF_HEAD list the names.
+SAMPLERS = {"confidence": by_confidence, "ancestral": by_ancestral}
+LENGTH_RULES = {"sample": sampled_lengths, "likely": likely_lengths}  # "auto" decodes several lengths
+
+
+def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, options: Unmasking = UNMASKING,
+                  blind: Tensor | None = None, guide: Guide | None = None,
+                  guidance_kl: list[Tensor] | None = None) -> Decoded:
     """Caption images by masked diffusion decoding, R = samples * B.
 
     Args:
         image: [B, 3, height, width], preprocessed.
-        length: the paper's N', the number of tokens to generate between SOT and EOT, which are given. "auto" takes each
-            image's best length (`best_of_lengths`), "sample" draws from p(N | image), and "likely" gives an image's
-            `samples` its most probable lengths in turn (those at least a tenth as probable as the first). None is
-            `default_length`.
-        text: captions to fill in, long [B, L] or [1, L] (`tokenize_with_masks`), instead of `length`. For a text on the
+        text: captions to fill in, long [B, L] or [1, L] (`tokenize_with_masks`), instead of a length. For a text on the
             CPU, the host does not wait for the device.
-        tokens_per_step: see `unmask_by_confidence`.
-        sampler: "confidence" (Eq. 6, `unmask_by_confidence`) or "ancestral", which is random (`denoise`).
-        steps: number of steps for "ancestral". None is 100, as in training.
-        guidance_scale: see `guided`. 1 is the model itself, without a second pass.
-        guidance_weak: the unconditional branch. "blind" is the null image, "masked" the image with features masked as
-            in training, drawn once (MC-Diffusion). None is the one that the model was trained with.
-        guidance_kl: each decoder call appends the strength of guidance, see `guided`.
         blind: the null image, [P, D] from `mean_image`. Not needed for a model that was trained with zeros for it.
-        sampling: how tokens are chosen. Its generator is used for all random numbers.
-        samples: number of captions per image. They differ only if they are drawn.
         guide: reweights the most probable tokens of each step of "confidence" (`reweigh`) unless its scale is 0.
-        repeats: see `unmask_by_confidence`.
+        guidance_kl: each decoder call appends the strength of guidance, see `guided`.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
-    length = default_length(model) if length is None and text is None else length
-    if text is None and length not in CHOSEN and not (isinstance(length, int) and 1 <= length <= longest):
-        raise ValueError(f"length is {length!r}: it must be 'auto', 'sample' or a number of tokens from 1 to {longest}")
-    if text is None and length in CHOSEN and model.length_head is None:
-        raise ValueError(f"length={length!r} needs a model with a length head (caption_cfg.length_head)")
-    if text is not None and len(text) not in (1, len(image)):
+    if text is None:
+        options = replace(options, length=default_length(model)) if options.length is None else options
+        options.check_length(longest, model.length_head is not None)
+    elif len(text) not in (1, len(image)):
         raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "
                          "give one each, or one for all")
-    if text is not None and not (text == eot_id(vocab_size)).any(-1).all():
+    elif not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
-    if sampler not in SAMPLERS:
-        raise ValueError(f"sampler is {sampler!r}: it must be {' or '.join(map(repr, SAMPLERS))}")
-    if sampler == "confidence" and steps is not None:
-        raise ValueError("steps needs sampler='ancestral'; for 'confidence' give tokens_per_step")
-    if sampler == "ancestral" and tokens_per_step != 1:
-        raise ValueError("tokens_per_step needs sampler='confidence'; for 'ancestral' give steps")
-    if repeats not in REPEATS:
-        raise ValueError(f"repeats is {repeats!r}: it must be {' or '.join(map(repr, REPEATS))}")
-    if sampler == "ancestral" and repeats == "avoid":
-        raise ValueError("repeats='avoid' needs sampler='confidence'")
-    check_scale("guidance_scale", guidance_scale)
-    if guide is not None:
-        check_scale("the scale of CLIP", guide.scale)
-
-    image_embs = model.encode_image_tokens(image)
+    image_embs = model.encode_image_tokens(image)  # [B, P, D], once an image
 
     def network_of(image_embs: Tensor) -> Network:
         return partial(model.token_logits, model.text.project_image(image_embs), graphs=model.step_graphs)
 
     network = network_of(image_embs)
-    if guidance_scale != 1:
-        uncond = uncond_tokens(model, image, image_embs, guidance_weak or model.caption_cfg.default_uncond, blind,
-                               sampling.generator)
-        network = guided(network, network_of(uncond), guidance_scale, guidance_kl)
-    forbidden = (sot_id(vocab_size), eot_id(vocab_size))
-
-    guides = ()
-    if guide is not None and guide.scale != 0 and guide.top_k > 1:
-        guides = (lambda captions, row: guide(captions, row // samples)), guide.top_k
+    if options.guidance_scale != 1:
+        weak = network_of(uncond_tokens(model, image, image_embs, options, blind))
+        network = guided(network, weak, options.guidance_scale, guidance_kl)
+    samples = options.samples
 
     def decode(text: Tensor) -> Decoded:
-        valid, device = valid_tokens(text, vocab_size), image.device
-        if sampler == "confidence":
-            return unmask_by_confidence(network, text, valid, vocab_size, tokens_per_step, forbidden, sampling, *guides,
-                                        device=device, repeats=repeats)
-        make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
-        return denoise(network, text, valid, make(vocab_size, device=device), steps, forbidden, sampling, device)
+        return SAMPLERS[options.sampler](model, network, text, options, guide)
 
     if text is not None:
         return decode(text.expand(len(image), -1).repeat_interleave(samples, 0))
-    if length in CHOSEN:
-        log_prob = model.length_head.log_prob(image_embs).repeat_interleave(samples, 0)
-        if length == "auto":
-            return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)), log_prob)
-        if length == "likely":
-            value, found = log_prob[::samples].topk(min(MAX_LENGTHS, log_prob.shape[1]))
-            count = (value >= value[:, :1] + math.log(LIKELY)).sum(1, keepdim=True)
-            lengths = found.gather(1, torch.arange(samples, device=count.device) % count).flatten().cpu()
-        else:
-            lengths = sample_tokens(log_prob, Sampling(1.0, generator=sampling.generator)).cpu()
-    else:
-        lengths = torch.full((samples * len(image),), length)
-    return decode(fully_masked(lengths, vocab_size))
+    if isinstance(options.length, int):
+        return decode(fully_masked(torch.full((samples * len(image),), options.length), vocab_size))
+    log_prob = model.length_head.log_prob(image_embs)  # log p(N | image), [B, S]
+    if options.length == "auto":
+        return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)),
+                               log_prob.repeat_interleave(samples, 0))
+    return decode(fully_masked(LENGTH_RULES[options.length](log_prob, options), vocab_size))
 
 
 def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
@@ -188,26 +175,14 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
     return step_logits
 
 
-def search_images(model: Captioner, image: Tensor, length: int | str | None = None, num_beams: int = 6,
-                  sampling: Sampling = GREEDY, min_length: int = 0, samples: int = 1) -> Decoded:
-    """Caption images with a causal model, R = samples * B.
-
-    Args:
-        image: [B, 3, height, width], preprocessed.
-        length: most tokens before EOT, which the model predicts itself. "auto" or None is what fits the context.
-        num_beams: see `beam_search`. Not used with a temperature.
-        sampling: with a temperature, tokens are drawn and there is no search.
-        min_length: fewest tokens before EOT. Without it, likelihood favours short captions.
-        samples: number of captions per image. More than one needs a temperature.
-    """
-    longest = model.context_length - 2
-    max_length = longest if length in (None, "auto") else length
-    if not isinstance(max_length, int) or not 1 <= max_length <= longest:
-        raise ValueError(f"length is {length!r}: it must be 'auto' or a number of tokens from 1 to {longest}")
+def search_images(model: Captioner, image: Tensor, options: Search) -> Decoded:
+    """Caption images [B, 3, height, width] with a causal model, R = samples * B."""
+    max_length = options.max_length(model.context_length - 2)
     image_kv = model.text.project_image(model.encode_image_tokens(image))
-    args = (cached_step_logits(model, image_kv), samples * len(image), model.vocab_size, max_length)
-    return sample(*args, sampling, image.device, min_length) if sampling.temperature else \
-        beam_search(*args, num_beams, image.device, min_length)
+    args = (cached_step_logits(model, image_kv), options.samples * len(image), model.vocab_size, max_length)
+    if options.sampling.temperature:
+        return sample(*args, options.sampling, image.device, options.min_length)
+    return beam_search(*args, options.num_beams, image.device, options.min_length)
 
 
 @torch.no_grad()
@@ -221,20 +196,23 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         guide: reweights tokens of a masked diffusion captioner at each step, if its scale is not 0.
         rerank: keep only the one of an image's `samples` that the guide finds most similar to the image.
         select: "consensus" keeps only the one of an image's `samples` that is most similar to all (`agreement`).
-        options: those of `unmask_images` for a masked diffusion captioner, of `search_images` for a causal one.
+        options: the fields of `Search` for a causal captioner. The fields of `Unmasking` for a masked diffusion
+            captioner, and `text`, `blind` and `guidance_kl` of `unmask_images`.
 
     Raises ValueError if an argument is out of range.
     """
-    sampling, samples = options.get("sampling", GREEDY), options.get("samples", 1)
-    sampling.check()  # before the image is encoded
-    drawn = sampling.temperature or options.get("length") in ("sample", "likely") \
-        or options.get("sampler") == "ancestral"
-    if samples < 1 or samples > 1 and not drawn:
-        raise ValueError(f"samples is {samples}: it must be 1, or more with a temperature (without one all are equal)")
+    if model.causal:
+        wanted = Search(**options)
+    else:
+        given = {name: options.pop(name) for name in OF_UNMASK_IMAGES if name in options}
+        wanted = Unmasking(**options)
+    samples = wanted.samples
     if guide is not None and guide.scale and model.causal:
         raise ValueError("CLIP guides masked diffusion only. This model is autoregressive: rerank its captions instead")
     if guide is not None and guide.scale and options.get("sampler") == "ancestral":
         raise ValueError("CLIP guides the sampler 'confidence' only. For 'ancestral', rerank captions instead")
+    if guide is not None:
+        check_scale("the scale of CLIP", guide.scale)
     if rerank and (guide is None or samples < 2):
         raise ValueError("reranking needs a guide and two samples or more")
     if select not in (None, "consensus") or select and (rerank or samples < 2):
@@ -243,8 +221,8 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     was_training = model.training
     model.train(False)
     try:
-        decoded = search_images(model, image, **options) if model.causal else \
-            unmask_images(model, image, guide=guide, **options)
+        decoded = search_images(model, image, wanted) if model.causal else \
+            unmask_images(model, image, options=wanted, guide=guide, **given)
         if rerank or select:
             value = guide.similarity(decoded.text) if rerank else agreement(decoded.text, samples, model.vocab_size)
             best = value.view(-1, samples).argmax(1)  # the first of equals

@@ -13,6 +13,7 @@ OF_UNMASKING = ("text", "tokens_per_step", "repeats", "sampler", "steps", "guida
 OF_SEARCH = ("min_length", "num_beams")
 OF_CLIP = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
 REPEATS = ("allow", "avoid")
+SAMPLER_NAMES = ("confidence", "ancestral")
 MASKS = re.compile(r"(?:[\[<［＜]|&lt;)\s*mask\s*(?:[\]>］＞]|&gt;)", re.IGNORECASE)  # how people write [MASK]
 NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
@@ -57,7 +58,7 @@ OPTIONS = {
     "repeats": dict(choices=REPEATS,
                     help="whether a word may stand twice in a row: avoid takes a revealed neighbour's word only where "
                          "it is at least 95%% probable (default: allow, by Eq. 6, but avoid in open_clip_mdc)"),
-    "sampler": dict(choices=("confidence", "ancestral"),
+    "sampler": dict(choices=SAMPLER_NAMES,
                     help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
                          "confidence)"),
     "steps": dict(type=positive, metavar="N", help="number of steps of the ancestral sampler (default: 100)"),

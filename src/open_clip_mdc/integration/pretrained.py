@@ -23,8 +23,9 @@ from torch import Tensor
 from ..data.images import open_image
 from ..decoding import options as decoding
 from ..decoding.confidence import tokenize_with_masks
-from ..decoding.generate import generate, search_images, unmask_images
+from ..decoding.generate import OF_UNMASK_IMAGES, generate
 from ..decoding.sampling import Decoded, Sampling
+from ..decoding.unmasking import Search, Unmasking
 from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner
@@ -163,8 +164,8 @@ class PretrainedCaptioner:
             raise TypeError(f"text is {text!r}: it must be one caption with a [MASK], to fill in for each image")
         given = {**options, **({} if text is None else {"text": text})}
         decoding.check_kind(given, self.model.causal, str)
-        driver = search_images if self.model.causal else unmask_images
-        check_options("caption", options, names_of(generate, driver, PretrainedCaptioner.trace))
+        known = names_of(generate, Search if self.model.causal else Unmasking, PretrainedCaptioner.trace)
+        check_options("caption", options, known | (set() if self.model.causal else {*OF_UNMASK_IMAGES} - {"text"}))
         decoding.check(given, str)
         options = decoding.readable(options, self.model.causal)
         images = as_list(images)
