@@ -23,8 +23,7 @@ from .clip_guidance import Guide
 from .confidence import fully_masked, guided, unmask_by_confidence
 from .consensus import agreement
 from .options import check_scale
-from .sampling import Decoded, Sampling, sample_tokens
-from .unmasking import Search, Unmasking
+from .sampling import Decoded, Sampling, Search, Unmasking, sample_tokens
 
 LENGTH = 15  # default number of tokens for a model without a length head, one of the paper's lengths
 UNMASKING = Unmasking()
@@ -110,7 +109,7 @@ def likely_lengths(log_prob: Tensor, options: Unmasking) -> Tensor:
     return found.gather(1, torch.arange(options.samples, device=count.device) % count).flatten().cpu()
 
 
-# A new rule is one function and one row. options.SAMPLER_NAMES and unmasking.LENGTHS_OF_HEAD list the names.
+# A new rule is one function and one row. options.SAMPLER_NAMES and sampling.LENGTHS_OF_HEAD list the names.
 SAMPLERS = {"confidence": by_confidence, "ancestral": by_ancestral}
 LENGTH_RULES = {"sample": sampled_lengths, "likely": likely_lengths}  # "auto" decodes several lengths
 

@@ -24,8 +24,7 @@ from ..data.images import open_image
 from ..decoding import options as decoding
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import OF_UNMASK_IMAGES, generate
-from ..decoding.sampling import Decoded, Sampling
-from ..decoding.unmasking import Search, Unmasking
+from ..decoding.sampling import Decoded, Sampling, Search, Unmasking
 from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner

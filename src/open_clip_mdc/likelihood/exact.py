@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..decoding.reveal import reveal
+from ..decoding.confidence import reveal
 from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id, target_tokens
