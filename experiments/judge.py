@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
-from open_clip_train.data import group_by_keys_nothrow
 from PIL import ExifTags, Image
 from requests.adapters import HTTPAdapter, Retry
 
@@ -34,7 +33,7 @@ from open_clip_mdc.data.images import data_url, decode_image, encode_png
 from open_clip_mdc.data.journal import Journal, check_journal
 from open_clip_mdc.data.outputs import APPENDED, BESIDE
 from open_clip_mdc.data.paths import find_images, formats, is_shard
-from open_clip_mdc.data.shards import Header, TooLarge, check_size, image_member, regroup, split_name
+from open_clip_mdc.data.shards import Header, TooLarge, check_size, group_by_key, image_member, regroup
 from open_clip_mdc.data.text import read_lines, read_text
 from open_clip_mdc.progress import progress_bar
 
@@ -115,7 +114,7 @@ def _shard_images(shard: Path) -> dict[str, Place]:
         raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
     except TooLarge as problem:
         raise ValueError(f"{shard}: {problem}") from problem
-    for sample in regroup(group_by_keys_nothrow(members, split_name, lcase=False)):
+    for sample in regroup(group_by_key(members)):
         if suffix := image_member(sample):
             found.setdefault(sample["__key__"], sample[suffix])
     return found

@@ -15,9 +15,9 @@ from torchvision.transforms.functional import pil_to_tensor
 import open_clip_mdc
 from open_clip_mdc.integration import patches as integration
 from open_clip_mdc.integration import training as hooks
-from open_clip_mdc.integration.data import pair
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.integration.openclip import MAJOR
+from open_clip_mdc.integration.prefetch import pair
 
 # What is imported and is no public interface: "module:name", what it is needed for. A new upstream version is tried
 # against this list and the tables of patches.py.

@@ -15,7 +15,7 @@ from training import equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
-from open_clip_mdc.integration import data as loading
+from open_clip_mdc.integration import prefetch as loading
 from open_clip_mdc.integration import training as hooks
 from open_clip_mdc.integration.openclip import MAJOR
 
@@ -132,7 +132,7 @@ def test_images_normalised_on_the_device_equal_upstreams_to_the_last_bit(aug_cfg
     image = Image.effect_noise((50, 40), 80).convert(mode)
     made = []
     for function in (transform, as_bytes):
-        loading.seed_noise(0)
+        seed_noise(0)
         made.append(function(image))
     assert made[1].dtype == torch.uint8 and made[1].is_contiguous()
     [(batch, text)] = loading.PrefetchLoader([(made[1][None], torch.ones(1))], "cpu", normalize)
@@ -205,7 +205,7 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu():
     loader = [(torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), text) for _ in range(5)]
     made = []
     for device in ("cpu", "cuda"):
-        loading.seed_noise(0)
+        seed_noise(0)
         model.seed_t(0)
         batches = loading.PrefetchLoader(loader, device, normalize)
         batches.prepare = model.prepare

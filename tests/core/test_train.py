@@ -227,7 +227,7 @@ def test_masks_differ_between_epochs_and_after_a_resume():
 
     from open_clip_train.data import DataInfo
 
-    from open_clip_mdc.integration.data import PrefetchLoader
+    from open_clip_mdc.integration.prefetch import PrefetchLoader
     from open_clip_mdc.integration.training import reproducible
     open_clip_mdc.register()
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlparse
 
-from open_clip_train.data import group_by_keys_nothrow
 from PIL import Image, UnidentifiedImageError
 from webdataset.gopen import gopen
 from webdataset.shardlists import expand_urls
@@ -179,6 +178,25 @@ def split_name(name: str) -> tuple[str | None, str]:
     return key, stem + dot + suffix.lower()
 
 
+def group_by_key(files: Iterable[dict]) -> Iterator[dict]:
+    """Yield a sample for each row of members with one key, as open_clip_train groups them.
+
+    A suffix that comes again begins the next sample.
+    """
+    sample: dict = {}
+    for file in files:
+        key, suffix = split_name(file["fname"])
+        if key is None:
+            continue
+        if key != sample.get("__key__") or suffix in sample:
+            if sample:
+                yield sample
+            sample = {"__key__": key, "__url__": file["__url__"]}
+        sample[suffix] = file["data"]
+    if sample:
+        yield sample
+
+
 def members(sample: dict) -> list[str]:
     """Return the suffixes of a sample's files."""
     return [name for name in sample if not name.startswith("__")]
@@ -236,7 +254,7 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     try:
         with gopen(as_file(shard)) as stream:
             files = ({**member, "__url__": shard} for member in read_members(stream, wanted))
-            for sample in regroup(group_by_keys_nothrow(files, split_name, lcase=False)):
+            for sample in regroup(group_by_key(files)):
                 sample = {name: value for name, value in sample.items() if value is not None}
                 if members(sample):
                     yield sample

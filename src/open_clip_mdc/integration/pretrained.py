@@ -31,8 +31,8 @@ from ..models.captioner import Captioner
 from ..models.towers import tower
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
-from .data import PrefetchLoader, split_normalization
 from .inputs import Images, as_captions, as_list
+from .prefetch import PrefetchLoader, split_normalization
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCORES = ("plain", "blind", "debiased")

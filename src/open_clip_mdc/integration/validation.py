@@ -16,7 +16,7 @@ from ..models.captioner import Captioner
 from ..objectives.replace_process import prior_kl
 from ..objectives.times import golden_ratio_points
 from ..text.packing import pack
-from .data import pair
+from .prefetch import pair
 
 NOISE_SEED = 0
 

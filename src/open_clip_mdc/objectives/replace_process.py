@@ -13,11 +13,11 @@ T times the bound's term is -log p / t at a masked token and 0 elsewhere.
 
 Dimensions: R captions, L positions, M predicted tokens, V vocabulary, T steps.
 """
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from scipy.special import xlogy
 from torch import Tensor
 
 from ..text.special_tokens import mask_id
@@ -190,5 +190,6 @@ def prior_kl(schedule: Schedule) -> float:
     size, visible = schedule.vocab_size, 1 - mask
     if visible <= 0:
         return 0.0
-    return float(xlogy(keep + replace, (keep + replace) * size / visible)
-                 + (size - 1) * xlogy(replace, replace * size / visible))
+    # (number of ids, p(x_T = id | x_0)): the token itself, and the others. 0 log 0 is 0.
+    ids = (1, keep + replace), (size - 1, replace)
+    return sum(count * p * math.log(p * size / visible) for count, p in ids if p)
