@@ -48,7 +48,6 @@ IMPORTED = {
     "open_clip_train.data:ResampledShards2": "its worker_seed is set, for --dataset-resampled",
     "open_clip_train.data:SharedEpoch": "tells workers the epoch, by which they are seeded",
     "open_clip_train.data:get_dataset_size": "refuses an unknown number of samples before the model is built",
-    "open_clip_train.data:group_by_keys_nothrow": "samples of a shard are grouped as in training",
     "open_clip_train.distributed:world_info_from_env": "shards are counted against processes",
     "open_clip_train.main:main": "the training command",
     "open_clip_train.main:parse_args": "flags are checked before anything is built",

@@ -17,6 +17,7 @@ import open_clip_mdc
 from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
 from open_clip_mdc.integration import prefetch as loading
 from open_clip_mdc.integration import training as hooks
+from open_clip_mdc.integration.data import seed_noise
 from open_clip_mdc.integration.openclip import MAJOR
 
 SHARDS, PER_SHARD = 4, 12
