@@ -20,13 +20,13 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 4_580, 25.5),
-    "src": (("src",), 15_700, 88.5),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_420, 33.2),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 6_870, 46.1),
-    "tests": (("tests",), 31_000, 236),
+    "the heart": (HEART, 4_600, 24.5),
+    "src": (("src",), 15_450, 84.9),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.3),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_850, 45.5),
+    "tests": (("tests",), 26_600, 201),
 }
-LONGEST_FUNCTION = 92  # lines
+LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
 UNUSED = 9  # flags that no document and no table names
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used

@@ -49,7 +49,7 @@ def check_samples(samples: int, sampling: Sampling, drawn: bool) -> None:
 
 @dataclass(frozen=True)
 class Unmasking:
-    """How masked diffusion unmasks captions. Raises ValueError for values that do not go together.
+    """Set how masked diffusion unmasks captions. Raises ValueError for values that do not go together.
 
     Attributes:
         length: the paper's N', the number of tokens to generate between SOT and EOT, which are given. "auto" takes each
@@ -113,7 +113,7 @@ class Unmasking:
 
 @dataclass(frozen=True)
 class Search:
-    """How a causal model searches for captions, or samples them. Raises ValueError for values that do not fit.
+    """Set how a causal model searches for captions, or samples them. Raises ValueError for values that do not fit.
 
     Attributes:
         length: most tokens before EOT, which the model predicts itself. "auto" or None is what fits the context.
