@@ -180,7 +180,7 @@ def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file that appears once it is complete. Raises OSError that names it."""
     with new_file(path) as partial:
-        try:  # safetensors' save_file would replace the file that `new_file` has locked
+        try:
             partial.write_bytes(serialised(tensors, metadata))
         except OSError as problem:
             raise OSError(f"{path} cannot be written: {problem}") from problem
