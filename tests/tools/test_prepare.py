@@ -226,11 +226,12 @@ def test_fine_tuning_sees_each_image_once_an_epoch_and_other_captions_in_other_e
     assert all(torch.equal(weight, initial.state_dict()[name]) for name, weight in state.items())  # --lr 0
 
 def test_hostile_members_leave_no_trace_outside(tmp_path):
-    """Names that climb out, links, deeply nested json: only samples with our own keys come out."""
+    """Names that climb out, links, deeply nested json, half a character: only samples with our own keys come out."""
     good = json.dumps({"re_caption": "fine", "captions": ["fine"], "filename": "\x1b[31m/etc/passwd"}).encode()
     path = tmp_path / "in" / "0.tar"
     write_tar(path, {"../../evil.jpg": make_image(0), "../../evil.json": good, "/abs/x.jpg": make_image(1),
-                     "/abs/x.json": b"[" * 100_000, "y.jpg": make_image(2), "y.json": b"\xff\xfe"})
+                     "/abs/x.json": b"[" * 100_000, "y.jpg": make_image(2), "y.json": b"\xff\xfe",
+                     "h.jpg": make_image(3), "h.json": b'{"re_caption": "\\udfff", "captions": ["\\udfff"]}'})
     with tarfile.open(path, "a") as tar:
         link = tarfile.TarInfo("z.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
