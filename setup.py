@@ -35,8 +35,7 @@ setup(
         "pillow>=11,<14",
         "safetensors<1",
         "scikit-learn>=1.5.2,<2",
-        "scipy>=1.14.1,<2",
-        # torchvision, tqdm, markupsafe and threadpoolctl come with OpenCLIP, Jinja and scikit-learn.
+        # torchvision and tqdm come with OpenCLIP, markupsafe with Jinja, threadpoolctl and scipy with scikit-learn.
     ],
     extras_require={
         "app": ["gradio>=6,<7", "starlette<2"],

@@ -191,7 +191,10 @@ def checked_settings(told: dict, where: Path | str) -> dict:
         elif name == "size":
             right, what = len(parts) in (1, 2) and {type(side) for side in parts} == {int}, "one or two numbers"
         else:
-            right, what = len(parts) == 3 and {type(x) for x in parts} <= {int, float}, "three numbers"
+            # Images are float32. They are divided by "std".
+            least = -1e38 if name == "mean" else 0
+            right = len(parts) in (1, 3) and all(type(x) in (int, float) and least < x < 1e38 for x in parts)
+            what = "three numbers" + " above 0" * (name == "std")
             told[name] = parts
         if not right:
             raise ValueError(f"{where}: its image {name} is {repr(value)[:80]}, not {what}")
