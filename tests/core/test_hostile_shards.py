@@ -127,3 +127,15 @@ def test_what_a_task_does_not_read_is_not_decoded(tmp_path, monkeypatch):
             tar.addfile(info, io.BytesIO(data))
     assert [label for _, label in benchmark_samples(tmp_path)] == [3]
     assert not os.path.exists("PWNED")
+
+
+def test_a_name_that_comes_again_begins_the_next_sample(tmp_path):
+    """As where a tar of LAION ends with the key that the next one begins with."""
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, data in (("a.png", b"1"), ("a.txt", b"one"), ("a.png", b"2"), ("a.txt", b"two"), ("b.txt", b"b")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    found = [(sample["__key__"], sample.get("png"), sample["txt"]) for sample in shards.read_samples(
+        str(tmp_path / "0.tar"))]
+    assert found == [("a", b"1", b"one"), ("a", b"2", b"two"), ("b", None, b"b")]

@@ -6,7 +6,9 @@ import base64
 import io
 import os
 import shutil
+import struct
 import tarfile
+import zlib
 from argparse import Namespace
 from pathlib import Path
 
@@ -170,6 +172,15 @@ def test_every_path_sees_one_picture_the_way_up_that_the_camera_noted(photos, pa
     assert seen.keys() == photographs().keys()
     wrong = [name for name, (_, right) in photographs().items() if not np.array_equal(seen[name], right)]
     assert not wrong
+
+
+def test_a_picture_of_too_many_pixels_is_refused_by_its_header():
+    """13,000 x 13,000, which Pillow itself would decode."""
+    data = bytearray(images.encode_png(Image.new("L", (8, 8))))
+    data[16:24] = struct.pack(">II", 13_000, 13_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    with pytest.raises(ValueError, match="13000 x 13000 pixels, and at most 160 million are read"):
+        images.decode_image(io.BytesIO(bytes(data)))
 
 
 def test_a_box_of_a_data_file_is_cut_from_the_pixels_as_stored(tmp_path):

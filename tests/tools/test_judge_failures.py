@@ -62,6 +62,12 @@ def test_a_refusal_stops_at_once_with_one_line(server, data, reply, message):
     assert len(server.requests) == 1
 
 
+def test_an_answer_without_end_is_one_line(server, data, monkeypatch):
+    monkeypatch.setattr(judge, "ANSWER_BYTES", 1000)
+    server.reply = always("A" * 2000)
+    assert "sends an endless answer" in failure(data(1, "x", "y"))
+
+
 def test_a_server_that_is_not_there_is_named(data, monkeypatch, server, tmp_path):
     monkeypatch.setattr(judge, "RETRIES", 1)
     assert "http://127.0.0.1:9/v1 cannot be reached" in failure([*data(1, "x", "y"), "--url", "http://127.0.0.1:9/v1"])
