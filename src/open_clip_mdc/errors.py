@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from itertools import takewhile
@@ -158,6 +158,12 @@ def of_worker(problem: RuntimeError) -> str:
 
 
 MAX_SHOWN = 10  # images that a message names
+
+
+def complain_of_none(found: Collection, out: str, skipped: list[str]) -> None:
+    """Raise ValueError, before `out` is written, if no image was `found` to be readable. `skipped` has the reasons."""
+    if not found:
+        raise ValueError("\n  ".join([f"no image can be read, so {out} is not written:", *skipped[:MAX_SHOWN]]))
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:

@@ -170,7 +170,7 @@ def make(number):
             with part.open("a" if i else "w") as file:
                 file.write(f"{shard} {i}\\n")
             time.sleep(seconds / 20)
-            while i == 9 and os.path.exists("hold"):  # the test decides when it goes on
+            while i == 9 and os.path.exists("pause"):  # the test decides when it goes on
                 time.sleep(0.01)
     return function
 if __name__ == "__main__":
@@ -209,12 +209,12 @@ def test_two_runs_on_one_folder_share_the_work(tmp_path, jobs):
 
 
 def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_path):
-    (tmp_path / "hold").touch()
+    (tmp_path / "pause").touch()
     first, second = toy(tmp_path), toy(tmp_path)
     wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    (tmp_path / "hold").unlink()
+    (tmp_path / "pause").unlink()
     ended(second)
     assert made(tmp_path) == WHOLE
     begun = (tmp_path / "log").read_text().split()
@@ -223,14 +223,14 @@ def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_pat
 
 
 def test_workers_end_with_the_run_that_started_them(tmp_path):
-    (tmp_path / "hold").touch()
+    (tmp_path / "pause").touch()
     run = toy(tmp_path, jobs=2)
     wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
     run.kill()
     run.wait()
     wait_for(lambda: not holders(tmp_path / "out" / ".claims"))
     begun = (tmp_path / "log").read_text()
-    (tmp_path / "hold").unlink()
+    (tmp_path / "pause").unlink()
     time.sleep(0.7)
     assert (tmp_path / "log").read_text() == begun and not made(tmp_path)
     ended(toy(tmp_path, 0.02, jobs=2))

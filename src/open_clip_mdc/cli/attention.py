@@ -18,7 +18,7 @@ from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding.attention_maps import light, principal_components, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.options import MASKS, readable
-from ..errors import complain, plural
+from ..errors import complain, complain_of_none, plural
 from ..integration.pretrained import describe_captions
 from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .shared import check_length, load_captioner
@@ -71,12 +71,12 @@ def run(args: argparse.Namespace) -> None:
         overlays += [[overlay(x.mean((0, 1)).view(shape)) for x in maps.attention]
                   for maps in word_maps(model, image, decoded)]
         tokens.append(loaded.encode_image_tokens(image))
-    if names:
-        components = principal_components(torch.cat(tokens)) / (2 * COLOUR_RANGE) + 0.5
-        colours = [png((255 * x.view(*shape, 3).clamp(0, 1)).round().byte().cpu().numpy()) for x in components]
-        cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))
-        write_page(args.out, f"Where the words come from: {shown_model(args, args.out)}",
-                   {"Checkpoint": shown(args.pretrained, args.out), "Images": str(len(names))},
-                   CARDS.maps_explanation(), cards, shown_lines(skipped, paths, args.out), "attention.css.jinja")
-        print(f"{plural(len(names), 'image')}: {args.out}")
+    complain_of_none(names, args.out, skipped)
+    components = principal_components(torch.cat(tokens)) / (2 * COLOUR_RANGE) + 0.5
+    colours = [png((255 * x.view(*shape, 3).clamp(0, 1)).round().byte().cpu().numpy()) for x in components]
+    cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))
+    write_page(args.out, f"Where the words come from: {shown_model(args, args.out)}",
+               {"Checkpoint": shown(args.pretrained, args.out), "Images": str(len(names))},
+               CARDS.maps_explanation(), cards, shown_lines(skipped, paths, args.out), "attention.css.jinja")
+    print(f"{plural(len(names), 'image')}: {args.out}")
     complain(skipped)

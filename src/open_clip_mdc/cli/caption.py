@@ -37,7 +37,7 @@ from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import default_length
 from ..decoding.options import NULL_IMAGES
 from ..decoding.sampling import Sampling
-from ..errors import MAX_SHOWN, complain, plural
+from ..errors import complain, complain_of_none, plural
 from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
 from ..objectives.replace import STEPS
@@ -247,8 +247,7 @@ def run(args: argparse.Namespace) -> None:
                       for name, url in zip(batch.names, batch.thumbnails, strict=True)]
         names += batch.names
         skipped += map(printable, batch.problems)
-    if not names:
-        raise ValueError("\n  ".join([f"no image can be read, so {args.out} is not written:", *skipped[:MAX_SHOWN]]))
+    complain_of_none(names, args.out, skipped)
     if args.html:
         title = f"Captions by {shown_model(args, args.html)}"
         texts = [rows[name]["clip_texts"] for name in names] if clip else []

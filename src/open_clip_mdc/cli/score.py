@@ -25,7 +25,7 @@ from ..data.images import Batch, Images
 from ..data.paths import find_images
 from ..data.text import read_lines
 from ..decoding.options import NULL_IMAGES
-from ..errors import complain, plural
+from ..errors import complain, complain_of_none, plural
 from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.exact import Likelihood
 from ..likelihood.log_likelihood import log_likelihood
@@ -150,6 +150,7 @@ def run(args: argparse.Namespace) -> None:
                 names.extend(batch.names)
                 for name, own in zip(batch.names, scored, strict=True):
                     yield from ({"image": name, **row} for row in own)
+        complain_of_none(names, args.out, skipped)
 
     write_rows(out, ["image", "caption", "score", *(() if prior is None else ("blind", "debiased")), "tokens"], rows())
     print(f"{plural(len(names), 'image')} x {plural(len(captions), 'caption')}: {out}")

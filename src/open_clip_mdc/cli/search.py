@@ -30,7 +30,7 @@ from ..data.images import Batch, Images, open_image, read_images
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
 from ..decoding.options import NULL_IMAGES
-from ..errors import MAX_SHOWN, complain, plural
+from ..errors import complain, complain_of_none, plural
 from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.log_likelihood import log_likelihood
@@ -142,8 +142,7 @@ def run(args: argparse.Namespace) -> None:
                              "scores", of_clip.keys() - (wanted or {}).keys(), has_all):
         found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
         skipped += map(printable, batch.problems)
-    if not found:
-        raise ValueError("\n  ".join([f"no image can be read, so {args.out} is not written:", *skipped[:MAX_SHOWN]]))
+    complain_of_none(found, args.out, skipped)
     hits = []
     for s, sentence in enumerate(sentences):
         hits.append([])
