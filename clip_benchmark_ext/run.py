@@ -21,8 +21,8 @@ from open_clip_mdc.objectives.config import CaptionCfg
 from . import foreign_datasets, results
 from .datasets.known import MASKED
 from .distributed import everywhere, rank_and_size
+from .evaluation_job import Job
 from .flags import Flags
-from .job import Job
 from .models import load_model, resolve
 from .tasks import TASKS
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from pycocoevalcap.cider.cider import Cider
 
-from clip_benchmark_ext.metrics import flaws, named_words
+from clip_benchmark_ext.metrics import hallucination, repeats
 from clip_benchmark_ext.metrics.caption_metrics import split_words
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.images import decode_image
@@ -85,7 +85,7 @@ def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarra
     words = iter(split_words([*said, *(text for texts in references for text in texts)])[0])
     spoken = {i: [next(words)] for i in captions}
     cider = Cider().compute_score({i: [next(words) for _ in texts] for i, texts in truth.items()}, spoken)[1]
-    found = {**named_words.metrics(captions, truth)[1], **flaws.metrics(captions)[1], "CIDEr": cider}
+    found = {**hallucination.metrics(captions, truth)[1], **repeats.metrics(captions)[1], "CIDEr": cider}
     return {column: np.array(found[name]) * (1 if name == "CIDEr" else 100) for column, name in COLUMNS.items()}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from open_clip.tokenizer import SimpleTokenizer
 
-from clip_benchmark_ext.metrics import named_words
+from clip_benchmark_ext.metrics import hallucination
 from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples, tar_writer
 from open_clip_mdc.text import vocabulary as bpe
@@ -27,8 +27,8 @@ MIN_COUNT = 5  # rarer words are split into pieces
 SEED = 0
 FEW = 500  # photographs
 PAIRS = 200  # of each kind, and at most one of a kind from each image
-NOUNS = named_words.NOUNS
-COLOURS = [colour for colour in named_words.COLOURS if colour != "orange"]  # as when results were measured
+NOUNS = hallucination.NOUNS
+COLOURS = [colour for colour in hallucination.COLOURS if colour != "orange"]  # as when results were measured
 CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # a swap across one of these leaves the caption true
 RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down",
              "down": "up", "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside",

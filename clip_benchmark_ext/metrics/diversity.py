@@ -15,7 +15,7 @@ from open_clip_mdc.data.shards import find_shards, read_samples
 from open_clip_mdc.data.text import read_lines
 
 from .caption_metrics import plain_words
-from .named_words import normal
+from .hallucination import normal
 
 
 def div(captions: Sequence[str], n: int) -> float:

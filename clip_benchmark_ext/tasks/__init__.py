@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.objectives.config import CaptionCfg
 
+from ..evaluation_job import Job
 from ..flags import DECODING, Flags, cloze_options, decoding_options, retrieval_options, scoring_options
-from ..job import Job
 
 
 class Task(NamedTuple):

@@ -35,10 +35,10 @@ from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 from ..coca import CoCaCaptioner
 from ..datasets.caption_data import read_batch, unique_ids
 from ..distributed import merge, own_batches, rank_and_size
+from ..evaluation_job import Job
 from ..features import describe_data
-from ..job import Job
 from ..metrics import clipscore as clipscore_module
-from ..metrics import diversity, flaws, named_words
+from ..metrics import diversity, hallucination, repeats
 from ..metrics.caption_metrics import score_captions
 from ..results import file_name, precision
 from ..resume import journals, resumed
@@ -160,12 +160,12 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
             of_clip: Mapping[str, list[float]]) -> dict:
     captions, references = saved["captions"], saved["references"]
     scored = score_captions(captions, references)
-    found, values, weights = named_words.metrics(captions, references)
+    found, values, weights = hallucination.metrics(captions, references)
     if phrase is not None:
-        for part, new in zip((found, values, weights), named_words.phrase_metrics(captions, references, phrase),
+        for part, new in zip((found, values, weights), hallucination.phrase_metrics(captions, references, phrase),
                              strict=True):
             part.update(new)
-    flawed, of_flaws = flaws.metrics(captions)
+    flawed, of_flaws = repeats.metrics(captions)
     diverse, of_images = diversity.metrics(saved["samples"], train_captions) if "samples" in saved else ({}, {})
     return {
         **scored.scores, **found, **flawed, **diverse, **{name: fmean(column) for name, column in of_clip.items()},

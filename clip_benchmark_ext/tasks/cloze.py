@@ -27,7 +27,7 @@ from open_clip_mdc.text.special_tokens import eot_id, mask_id, not_whole, sot_id
 from ..datasets.caption_data import read_batch, unique_ids
 from ..datasets.cloze_words import Question, questions, same, word_lists
 from ..distributed import merge, own_batches
-from ..job import Job
+from ..evaluation_job import Job
 from ..metrics.cloze_metrics import Answer, cloze_metrics
 from .selection import null_image
 

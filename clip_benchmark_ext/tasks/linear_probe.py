@@ -24,9 +24,9 @@ from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.progress import progress_bar
 
+from ..evaluation_job import Job
 from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn
 from ..foreign_datasets import check_classes
-from ..job import Job
 
 
 def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from open_clip_mdc.models.towers import tower
 
-from ..job import Job
+from ..evaluation_job import Job
 from ..token_cache import Encode, TokenCache
 from . import heads
 from .knn import knn_votes

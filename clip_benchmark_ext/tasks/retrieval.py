@@ -35,8 +35,8 @@ from open_clip_mdc.text.special_tokens import not_whole
 
 from ..datasets.caption_data import read_batch, unique_ids
 from ..distributed import merge, own_batches, rank_and_size
+from ..evaluation_job import Job
 from ..features import cached_features, describe_data, feature_path
-from ..job import Job
 from ..metrics.clipscore import encode_texts
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from ..results import precision

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.models.towers import patch_tokens, tower
 
 from ..datasets.masks import VOID
-from ..job import Job
+from ..evaluation_job import Job
 from ..metrics.mask_metrics import class_iou, confusion, measures, with_errors
 from ..token_cache import Encode, TokenCache
 from . import heads

@@ -17,7 +17,7 @@ from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import not_whole
 
 from ..distributed import merge, own_batches
-from ..job import Job
+from ..evaluation_job import Job
 from ..metrics.selection_metrics import SURFACES, clip_benchmarks_metrics, debiased_score, selection_metrics
 from ..metrics.statements import statement_metrics
 from ..selection_datasets import SelectionDataset

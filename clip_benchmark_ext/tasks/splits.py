@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.data.fingerprint import fingerprint
 
 from .. import token_cache
+from ..evaluation_job import Job
 from ..features import cache_key
 from ..foreign_datasets import check_classes
-from ..job import Job
 from ..token_cache import Encode, TokenCache
 
 HELD_OUT = 0.1  # share of the training images, if there is no validation split

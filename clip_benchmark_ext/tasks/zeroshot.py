@@ -19,8 +19,8 @@ from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import tokenize_whole
 
 from ..distributed import merge, own_batches
+from ..evaluation_job import Job
 from ..foreign_datasets import check_names
-from ..job import Job
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from .linear_probe import class_report, top_k_accuracy
 from .selection import null_image

@@ -1,8 +1,8 @@
 """Claims about the words that captions name.    pytest tests/benchmark/test_named_words.py"""
 import pytest
 
-from clip_benchmark_ext.metrics import flaws
-from clip_benchmark_ext.metrics.named_words import KINDS, metrics, named, phrase_metrics, repeats
+from clip_benchmark_ext.metrics import repeats
+from clip_benchmark_ext.metrics.hallucination import KINDS, metrics, named, phrase_metrics
 from open_clip_mdc.scenes.plain import COLOURS, RELATIONS, SHAPES
 
 
@@ -41,7 +41,7 @@ def test_what_nobody_names_has_no_share():
 
 @pytest.mark.parametrize("caption, count", [("a a a dog", 2), ("A a", 1), ("a dog a dog", 0), ("", 0), ("the them", 0)])
 def test_repeated_words_are_adjacent_ones(caption, count):
-    assert repeats(caption) == count
+    assert repeats.repeated_words(caption) == count
     assert metrics({"x": caption}, {"x": ["y"]})[0]["repeated_words"] == count
 
 
@@ -58,7 +58,7 @@ def test_a_phrase_is_recalled_where_it_is_true_and_an_alarm_where_it_is_not():
 
 def test_flaws_that_a_reader_sees_first_by_hand():
     captions = {"a": "a man on on a bike", "b": "A dog runs in the", "c": "", "d": "two cats"}
-    found, of_images = flaws.metrics(captions)
+    found, of_images = repeats.metrics(captions)
     assert found == {"repeating_captions": 1 / 4, "cut_captions": 1 / 4, "empty_captions": 1 / 4,
                      "distinct_words": (4 + 5 + 0 + 2) / 4}
     assert of_images["repeating_captions"] == [1, 0, 0, 0] and of_images["cut_captions"] == [0, 1, 0, 0]

@@ -13,7 +13,7 @@ from conftest import complaint_of, png
 
 import open_clip_mdc
 from clip_benchmark_ext.cli import BENCHMARK
-from clip_benchmark_ext.job import Job
+from clip_benchmark_ext.evaluation_job import Job
 from experiments import judge
 from open_clip_mdc.data import shards
 

@@ -22,8 +22,8 @@ from PIL import Image, features
 from torchvision.transforms.functional import pil_to_tensor
 
 import open_clip_mdc
+from clip_benchmark_ext.evaluation_job import Job
 from clip_benchmark_ext.flags import Flags
-from clip_benchmark_ext.job import Job
 from experiments import judge
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.data import images

@@ -4,16 +4,16 @@
 """
 import pytest
 
-from clip_benchmark_ext.metrics import diversity, flaws, named_words
+from clip_benchmark_ext.metrics import diversity, repeats
 
 
 @pytest.mark.parametrize("stop", ["", " .", ".", " !", " . ."])
 def test_a_caption_has_the_same_words_with_any_end(stop):
     captions = {"a": f"a dog in the{stop}", "b": f"a dog on on a bike{stop}", "c": stop, "d": f"two cats{stop}"}
-    _, of_images = flaws.metrics(captions)
+    _, of_images = repeats.metrics(captions)
     assert of_images == {"cut_captions": [1, 0, 0, 0], "repeating_captions": [0, 1, 0, 0],
                          "empty_captions": [0, 0, 1, 0], "distinct_words": [4, 4, 0, 2]}
-    assert [named_words.repeats(caption) for caption in captions.values()] == [0, 1, 0, 0]
+    assert [repeats.repeated_words(caption) for caption in captions.values()] == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("stop", ["", " .", "."])

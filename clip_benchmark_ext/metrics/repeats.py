@@ -8,20 +8,25 @@ Punctuation is no word, as in mean_length and CIDEr.
     distinct_words        mean number of different words per caption
 """
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import fmean
 
 from .caption_metrics import plain_words
-from .named_words import repeats
 
 # Articles, prepositions that take a noun, and conjunctions, in which captions by people do not end.
 LEAD_ON = set("a an the of with and or but while as at into onto from for by his her its their is are to".split())
+
+
+def repeated_words(caption: str) -> int:
+    """Return how many words equal the word before them."""
+    return sum(a == b for a, b in pairwise(plain_words(caption).split()))
 
 
 def metrics(captions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Return the metrics, and their values for each image."""
     words = [plain_words(caption).split() for caption in captions.values()]
     of_images = {
-        "repeating_captions": [float(repeats(caption) > 0) for caption in captions.values()],
+        "repeating_captions": [float(repeated_words(caption) > 0) for caption in captions.values()],
         "distinct_words": [float(len(set(text))) for text in words],
         "empty_captions": [float(not text) for text in words],
         "cut_captions": [float(text[-1:] != [] and text[-1] in LEAD_ON) for text in words],

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from open_clip_mdc.scenes.drawing import OUTLINES
 
-from .caption_metrics import plain_words
+from .repeats import repeated_words
 
 COLOURS = "black white red blue brown green yellow pink purple orange tan grey".split()
 NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
@@ -33,11 +33,6 @@ def normal(caption: str) -> str:
 def named(caption: str) -> dict[str, set[str]]:
     text = re.sub(r"[a-z]+", lambda word: SINGULARS.get(word[0], word[0]), caption.lower())
     return {kind: set(pattern.findall(text)) for kind, pattern in PATTERNS.items()}
-
-
-def repeats(caption: str) -> int:
-    words = plain_words(caption).split()
-    return sum(a == b for a, b in zip(words, words[1:], strict=False))
 
 
 Measured = tuple[dict, dict, dict]  # metrics, their values per image, and the weights of these in the mean
@@ -76,7 +71,7 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
         add("hallucinated_words", false, len(mine["nouns"]) + len(mine["colours"]))
         for kind in KINDS:
             add(f"recall_{kind}", len(mine[kind] & true[kind]), len(true[kind]))
-        add("repeated_words", repeats(caption))
+        add("repeated_words", repeated_words(caption))
         add("exact_match", float(normal(caption) in set(map(normal, texts))))
     return weighted_means(columns)
 
