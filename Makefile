@@ -30,7 +30,7 @@ help:
 	@echo "make demo                  install into .venv, render scenes, train on them, show what the models learnt"
 	@echo "make test                  install into .venv, run the tests"
 	@echo "make test OPENCLIP=4       run the tests of OpenCLIP's internals with its next version in .venv4 (OPENCLIP_WHEEL=FILE)"
-	@echo "make faults                inject faults: killed jobs, full disks, hung runs (minutes)"
+	@echo "make faults                inject faults: killed jobs, full disks (minutes)"
 	@echo "make docs                  build the documentation as a site, site/index.html. A broken link is an error"
 	@echo "make bench [CAPTIONS=FILE] measure speed and memory against Algorithm 1, CLIP, CoCa and plain loops"
 	@echo "make bench-gpu             measure MDC and CLIP on one GPU (benchmarks/GPU.md)"

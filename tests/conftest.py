@@ -206,16 +206,20 @@ def no_java(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
+def write_pairs(shard: Path, table: Path, number: int = 48) -> None:
+    """Write the first pairs of a shard of scenes as files beside `table`, a csv of upstream's format."""
+    rows = []
+    with tarfile.open(shard) as tar:
+        for member in [m for m in tar.getmembers() if m.name.endswith(".txt")][:number]:
+            image = table.parent / f"{len(rows)}.png"
+            image.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
+            rows.append({"filepath": str(image), "title": tar.extractfile(member).read().decode()})
+    pd.DataFrame(rows).to_csv(table, sep="\t", index=False)
+
+
 @pytest.fixture(scope="session")
 def csv(scenes, tmp_path_factory):
     """48 scenes as files and a csv of upstream's format."""
-    folder = tmp_path_factory.mktemp("csv")
-    rows = []
-    with tarfile.open(scenes / "val" / "00000.tar") as tar:
-        captions = [m for m in tar.getmembers() if m.name.endswith(".txt")][:48]
-        for member in captions:
-            image = folder / f"{len(rows)}.png"
-            image.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
-            rows.append({"filepath": str(image), "title": tar.extractfile(member).read().decode()})
-    pd.DataFrame(rows).to_csv(folder / "train.csv", sep="\t", index=False)
-    return folder / "train.csv"
+    table = tmp_path_factory.mktemp("csv") / "train.csv"
+    write_pairs(scenes / "val" / "00000.tar", table)
+    return table

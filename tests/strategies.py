@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from conftest import png
+from conftest import LENGTH, png
 from hypothesis import settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -26,6 +26,9 @@ FOREIGN = (*READ, "TGA", "ICO", "SGI", "PCX", "EPS", "PDF", "DDS")
 ORIENTATION = 0x0112
 
 randoms = st.integers(0, 2 ** 32 - 1).map(Random)  # sources of chance that a failing example names
+
+
+lengths = st.lists(st.integers(2, LENGTH), min_size=1, max_size=8)  # of captions, SOT and EOT included
 
 
 def examples(number: int) -> settings:

@@ -136,17 +136,6 @@ def test_generate_draws_captions_of_the_length_asked_for_and_repeats_them(object
     assert (filled[:, 2] == 7).all() and (filled < MASK).all()
 
 
-def test_greedy_draws_reveal_the_most_probable_token_of_what_stands():
-    model, image, seen = tiny_captioner("mcd-absorbing", t_min=0.0), images(1), []
-    text = torch.tensor([[SOT, *[MASK] * 6, EOT]])
-    decoded = denoise(recorded(model, image, seen), text, torch.ones_like(text, dtype=torch.bool),
-                      make_schedule(VOCAB), forbidden=(SOT, EOT), sampling=drawing(temperature=0.0))
-    for before, predicted, _ in seen:
-        logits = model.logits(image, before).detach()[0, predicted, :SOT]
-        assert torch.equal(decoded.text[0, predicted], logits.argmax(1))
-    torch.testing.assert_close(decoded.text.new_tensor(len(seen) - 1), decoded.step.max())
-
-
 @pytest.mark.parametrize("sampler", ["confidence", "ancestral"])
 @pytest.mark.parametrize("cfg, weak", [(dict(), "blind"), (MCS, "masked"), (MCS, "blind"), (CFG, "masked"),
                                        (CFG, "blind")])

@@ -12,10 +12,9 @@ from conftest import VOCAB, captions, images, tiny_captioner
 from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
-from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.likelihood.replace_bound import Noise, bound, bound_of_draws, draw_noise
 from open_clip_mdc.objectives.replace_process import make_schedule, prior_kl
-from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.text.special_tokens import mask_id
 
 SOT, EOT = V - 2, V - 1  # words 0 and 1
 PRESETS = ("absorbing", "replace", "half")
@@ -127,49 +126,6 @@ def test_candidates_of_equal_length_are_noised_alike():
     replaced = (long[0] != text[0, :9]) & (long[1] != text[1, :9])
     assert torch.equal(long[0][replaced], long[1][replaced]) and (long[0][replaced] < VOCAB).any()
     assert (long[:, :, 0] == VOCAB - 2).all()
-
-
-@pytest.mark.parametrize("objective", ["mcd", "mcd-absorbing", "mcd-replace"])
-def test_scores_do_not_depend_on_chunks_or_companions(objective):
-    model = tiny_captioner(objective, t_min=0.0, time_embedding=True)
-    torch.nn.init.normal_(model.text.time_embedding.weight)
-    image, text = images(2), torch.stack((captions([9, 9, 5]), captions([4, 12, 9], seed=1)))
-    whole = log_likelihood(model, image, text, num_samples=120, return_details=True)
-    assert (whole.draws == 120).all() and (whole.standard_error > 0).all()
-    torch.testing.assert_close(whole.token_log_likelihood.sum(-1), whole.log_likelihood, atol=1e-3, rtol=1e-4)
-    assert not whole.token_log_likelihood[~target_tokens(text, VOCAB)].any()
-    small = log_likelihood(model, image, text, num_samples=120, memory_mib=1, return_details=True)
-    alone = log_likelihood(model, image[1:], text[1:, 1:2], num_samples=120, return_details=True)
-    for a, b in ((whole, small), (type(whole)(*(x if x is None else x[1:, 1:2] for x in whole)), alone)):
-        for x, y in ((a.log_likelihood, b.log_likelihood), (a.standard_error, b.standard_error)):
-            torch.testing.assert_close(x, y, atol=1e-3, rtol=1e-4)
-    repeated = log_likelihood(model, image, text[:, [0, 0]], num_samples=120)
-    assert torch.equal(repeated[:, 0], repeated[:, 1])
-    blind = log_likelihood(model, None, text, num_samples=120, blind=mean_image(model, [image]))
-    assert blind.shape == (2, 3) and not torch.allclose(blind, whole.log_likelihood)
-
-
-def test_an_absorbing_models_bound_is_the_sum_over_all_its_masks():
-    """SOT and three tokens: sum over t and masks M of t^|M| (1 - t)^(3 - |M|) NLL(M) / (T t), with T = 100."""
-    model, image, text = tiny_captioner("mcd-absorbing", t_min=0.0), images(1), captions([4])
-    valid, expected = valid_tokens(text, VOCAB), 0.0
-    with torch.no_grad():
-        for m in (1, 2, 3):
-            weight = sum((t / 100) ** (m - 1) * (1 - t / 100) ** (3 - m) for t in range(1, 101)) / 100
-            for hidden in itertools.combinations((1, 2, 3), m):
-                noisy = text.clone()
-                noisy[0, list(hidden)] = mask_id(VOCAB)
-                log_p = model.logits(image, noisy, valid)[0].log_softmax(-1)
-                expected -= weight * sum(log_p[p, text[0, p]].item() for p in hidden)
-    got = log_likelihood(model, image, text, num_samples=20000, return_details=True)
-    assert abs(-float(got.log_likelihood) - expected) < 4 * float(got.standard_error) < 0.1 * expected
-
-
-def test_it_is_the_default_score_of_its_models():
-    text, image = captions([5, 9]), images(2)
-    model = tiny_captioner("mcd", t_min=0.0)
-    assert torch.equal(model.log_likelihood(image, text, num_samples=100),
-                       model.log_likelihood(image, text, "bound", num_samples=100))
 
 
 def test_a_model_that_was_scored_still_trains():

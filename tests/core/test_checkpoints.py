@@ -112,15 +112,6 @@ def test_a_changed_bit_in_a_weight_is_noticed(tmp_path):
             weights.check(path)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path):
-    open_clip_mdc.register()
-    state = open_clip.create_model("MDC-ViT-Ti-8").state_dict()
-    state["text.output.weight"][3, 5] = float("nan")
-    torch.save(state, tmp_path / "epoch_1.pt")
-    with pytest.raises(ValueError, match=r"holds NaN or infinity \(text.output.weight\)"):
-        checkpoints.load(str(tmp_path / "epoch_1.pt"), "MDC-ViT-Ti-8")
-
-
 def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path):
     """It is saved as by `open_clip_train`. The error must have the system's reason, not PyTorch's."""
     script = """

@@ -10,7 +10,7 @@ from open_clip.tokenizer import SimpleTokenizer
 from open_clip_mdc import register
 from open_clip_mdc.decoding import clip_guidance
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide, encode_text
-from open_clip_mdc.decoding.confidence import reweigh, unmask_by_confidence
+from open_clip_mdc.decoding.confidence import reweigh
 from open_clip_mdc.decoding.generate import generate
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration import clip as clip_models
@@ -142,10 +142,10 @@ def test_a_guide_that_says_nothing_changes_no_distribution_and_sees_no_impossibl
 
 
 def naive(model, clip, image, tokenizer, length, scale, top_k):
-    """Guided decoding of one image in loops, everything computed anew at each step."""
+    """Guided decoding of one image in loops, everything computed anew at each step. Returns ids and their log p."""
     size = model.vocab_size
     mask, sot, eot = size, size - 2, size - 1
-    ids = [sot] + [mask] * length + [eot]
+    ids, log_prob = [sot] + [mask] * length + [eot], [0.0] * (length + 2)
     while mask in ids:
         with torch.no_grad():
             log_probs = model.logits(image[None], torch.tensor([ids]))[0].log_softmax(-1)[:, :sot]
@@ -157,14 +157,17 @@ def naive(model, clip, image, tokenizer, length, scale, top_k):
         cosines = torch.tensor([cosine(clip, image, caption, tokenizer) for caption in captions])
         value = log_probs[place][candidates] + scale * (cosines / 0.01).log_softmax(0)
         ids[place] = candidates[int(value.argmax())]
-    return ids
+        log_prob[place] = float(log_probs[place, ids[place]])
+    return ids, log_prob
 
 
 @pytest.mark.parametrize("scale", [0.2, 1.0, 1e6])
 def test_guided_decoding_equals_a_naive_loop(model, clip, image, tokenizer, scale):
-    """At 1e6 the CLIP-best of the candidates wins at each step."""
-    text = generate(model, image, length=5, guide=Guide(clip, image, tokenizer, scale, 4))
-    assert text.tolist() == [naive(model, clip, one, tokenizer, 5, scale, 4) for one in image]
+    """At 1e6 the CLIP-best of the candidates wins at each step. The probabilities that are said are the model's own."""
+    found = generate(model, image, length=5, guide=Guide(clip, image, tokenizer, scale, 4), return_trace=True)
+    for one, text, log_prob in zip(image, found.text.tolist(), found.log_prob.tolist(), strict=True):
+        ids, expected = naive(model, clip, one, tokenizer, 5, scale, 4)
+        assert text == ids and log_prob == pytest.approx(expected, abs=1e-4)
 
 
 def test_one_long_call_is_split_into_batches(clip, image, tokenizer, monkeypatch):
@@ -197,21 +200,6 @@ def test_samples_of_an_image_are_consecutive_and_infilling_has_them_too(model, i
     text = torch.tensor([[model.vocab_size - 2, i, model.vocab_size, model.vocab_size - 1] for i in range(4)])
     drawn = generate(model, image, text=text, samples=3, sampling=Sampling(1.0))
     assert drawn[:, 1].tolist() == [i for i in range(4) for _ in range(3)]
-
-
-def test_a_guide_can_be_given_to_the_bare_algorithm():
-    """Position 1 prefers 0 by .6 to .4. The guide prefers 1."""
-    def network(lengths):
-        return lambda text, predicted: torch.tensor([[0.6, 0.4, 0, 0]]).log()
-
-    def guide(captions, row):
-        return 100.0 * (captions[..., 1] == 1)
-
-    text = torch.tensor([[2, 4, 3]])
-    decoded = unmask_by_confidence(network, text, torch.ones_like(text, dtype=torch.bool), 4, forbidden=(2, 3),
-                                   guide=guide, top_k=2)
-    assert decoded.text.tolist() == [[2, 1, 3]]
-    assert decoded.log_prob[0, 1].exp().item() == pytest.approx(0.4)  # the model's own
 
 
 @pytest.mark.parametrize("spec, parsed", [

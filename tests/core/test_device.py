@@ -6,50 +6,15 @@ from accelerator import Accelerator, is_there, mark
 from captured import emulate
 from conftest import VOCAB, captions, images, tiny_captioner
 from open_clip import get_tokenizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from open_clip_mdc.decoding.ancestral import denoise
 from open_clip_mdc.decoding.confidence import fully_masked, unmask_by_confidence
 from open_clip_mdc.decoding.sampling import Sampling, sample_tokens
-from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.integration.pretrained import describe_captions
 from open_clip_mdc.likelihood import log_likelihood as scoring
-from open_clip_mdc.likelihood.exact import autoregressive, heuristic
-from open_clip_mdc.likelihood.monte_carlo import monte_carlo
-from open_clip_mdc.likelihood.replace_bound import bound
 from open_clip_mdc.models.step_graphs import StepGraphs
 from open_clip_mdc.text.special_tokens import mask_id, valid_tokens
 
 MASK = mask_id(VOCAB)
-ASKS_FOR_A_NUMBER = ("nonzero", "_local_scalar_dense", "masked_select", "masked_scatter", "is_nonzero", "equal")
-NO_KERNEL = ("detach", "lift_fresh", "empty", "new_empty", "empty_like", "_unsafe_view")
-
-
-class Watch(TorchDispatchMode):
-    """Counts the operators that run, and notes those whose result has a size that only the device knows."""
-
-    def __init__(self):
-        super().__init__()
-        self.kernels, self.asks = 0, []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        index = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
-        if name in ASKS_FOR_A_NUMBER or any(i is not None and i.dtype == torch.bool for i in index):
-            self.asks.append(name)
-        self.kernels += not function.is_view and name not in NO_KERNEL
-        return function(*args, **(kwargs or {}))
-
-
-def watched(network):
-    """Return the network and a Watch of algorithm and decoder. Packing happens on the host and is not watched."""
-    watch = Watch()
-
-    def packing(lengths):
-        with torch.utils._python_dispatch._disable_current_modes():
-            return network(lengths)
-
-    return packing, watch
 
 
 def network(model, image):
@@ -118,53 +83,6 @@ def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_pe
         assert steps <= 8
 
 
-def kernels(algorithm, model, image, text):
-    packing, watch = watched(network(model, image))
-    with torch.no_grad(), watch:
-        algorithm(packing, text)
-    assert not watch.asks
-    return watch.kernels
-
-
-@pytest.fixture(scope="module")
-def base_decoder():
-    """Return the decoder of the B models: 12 layers, width 512, CLIP's vocabulary. Its image encoder is tiny."""
-    return Captioner(64, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
-                     dict(context_length=77, vocab_size=49408, width=512, heads=8, layers=12), {}).eval()
-
-
-def test_a_denoising_step_is_205_kernels_that_nobody_waits_for(base_decoder):
-    def unmask(packing, text):
-        unmask_by_confidence(packing, text, valid_tokens(text, 49408), 49408, forbidden=(49406, 49407))
-
-    few, many = (kernels(unmask, base_decoder, images(2), fully_masked(torch.full((2,), n), 49408)) for n in (4, 8))
-    assert (many - few) / 4 <= 205
-
-
-def test_scoring_waits_for_the_device_at_its_ends_alone():
-    model, image = tiny_captioner(), images(1)
-    text = captions([5, 9, 12, 12])
-    assert kernels(lambda packing, text: heuristic(packing, text, VOCAB), model, image, text)
-    assert kernels(lambda packing, text: monte_carlo(packing, text, VOCAB, num_samples=32, max_tokens=100), model,
-                   image, text)
-    assert kernels(lambda packing, text: autoregressive(packing, text, VOCAB), tiny_captioner("arc"), image, text)
-
-
-@pytest.mark.parametrize("objective", ["mcd-absorbing", "mcd-replace"])
-def test_mask_and_replace_is_drawn_and_scored_without_a_question(objective):
-    """The masks of all steps are drawn beforehand, so that the host knows which tokens each step predicts."""
-    model, image = tiny_captioner(objective, t_min=0.0, time_embedding=True), images(2)
-    schedule = model.objective.schedule
-
-    def draw(packing, text):
-        denoise(packing, text, valid_tokens(text, VOCAB), schedule(VOCAB, text.device), 7, (VOCAB - 2, VOCAB - 1),
-                Sampling(1.0, top_p=0.9))
-
-    assert kernels(draw, model, image, fully_masked(torch.tensor([3, 8]), VOCAB))
-    assert kernels(lambda packing, text: bound(packing, text, VOCAB, schedule, num_samples=32, max_tokens=100), model,
-                   image[:1], captions([5, 9, 12, 12]))
-
-
 def waits(model, function):
     """Count how often the host waits for the device while a function of four images runs."""
     device, image = Accelerator(model), images(4)
@@ -194,6 +112,14 @@ def test_captions_ask_the_device_so_often_whatever_their_steps_and_lengths(that_
         monkeypatch.setattr(that_knows_lengths, "step_graphs", StepGraphs())
     assert waits(that_knows_lengths, lambda image: that_knows_lengths.generate(image, **options)) == number
     assert bool(graphs) == by_graphs
+
+
+@pytest.mark.parametrize("objective", ["mcd-absorbing", "mcd-replace"])
+def test_the_reverse_chain_asks_the_device_twice_whatever_its_steps(objective):
+    """The masks of all steps are drawn beforehand, so that the host knows which tokens each step predicts."""
+    model = tiny_captioner(objective, t_min=0.0, time_embedding=True)
+    options = dict(length=6, sampler="ancestral", steps=7, sampling=Sampling(1.0, top_p=0.9))
+    assert waits(model, lambda image: model.generate(image, **options)) == 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
@@ -234,22 +160,12 @@ def test_the_device_sees_who_waits_and_who_mixes_devices():
         for wait in (lambda: there.sum().item(), lambda: bool(there.any()), there.cpu, there.tolist, there.nonzero,
                      lambda: there[there > 1], lambda: there[:there.argmax()], lambda: there[[0, 1]],
                      lambda: torch.ones(2).to(there.device), lambda: torch.tensor([1], device=there.device)):
-            before = len(device.waits)
+            device.waits.clear()
             wait()
-            assert len(device.waits) == before + 1
-        assert is_there(torch.ones(3).to(there.device, non_blocking=True) + there) and not is_there(there.cpu())
-        before = len(device.waits)
-        assert is_there(there.T) and all(map(is_there, there))
-        assert is_there(there[1:] * 2) and is_there(torch.zeros(2, device=there.device)) and not is_there(torch.ones(2))
-        assert len(device.waits) == before
+            assert len(device.waits) == 1
+        device.waits.clear()
+        moved = torch.ones(3).to(there.device, non_blocking=True)
+        assert all(map(is_there, (moved + there, there.T, *there, there[1:] * 2, torch.zeros(2, device=there.device))))
+        assert not is_there(torch.ones(2)) and not device.waits
         with pytest.raises(AssertionError, match="two devices"):
             there + torch.ones(3)
-
-
-def test_the_watch_sees_who_waits():
-    with Watch() as watch:
-        mask = torch.tensor([True, False])
-        torch.arange(2)[mask]
-        mask.nonzero()
-        int(mask.sum())
-    assert watch.asks == ["index", "nonzero", "_local_scalar_dense"]

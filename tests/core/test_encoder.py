@@ -56,47 +56,8 @@ def test_whatever_pools_for_clip_the_patch_tokens_are_normalised(options):
     assert_trains_whole(model, images(2))
 
 
-def test_patch_tokens_are_contiguous():
-    """Else each of the decoder's layers copies them."""
-    model = Captioner(64, NATIVE, DECODER, dict(objective="mdc"))
-    assert model.encode_image_tokens(images(2)).is_contiguous()
-
-
-RESNET = dict(layers=[1, 1, 1, 1], width=8, head_width=64, image_size=64)
-
-
 def timm_tower(name: str, size: int) -> dict:
     return dict(timm_model_name=name, image_size=size)
-
-
-@pytest.mark.parametrize("vision_cfg, feature_map", [
-    (RESNET, lambda v, x: v.layer4(v.layer3(v.layer2(v.layer1(v.stem(x)))))),
-    (timm_tower("test_resnet", 64), lambda v, x: v.trunk.forward_intermediates(x, intermediates_only=True)[-1]),
-    (timm_tower("test_convnext", 64), lambda v, x: v.trunk.forward_intermediates(x, intermediates_only=True)[-1]),
-    (timm_tower("test_efficientnet", 64), lambda v, x: v.trunk.bn2(v.trunk.conv_head(
-        v.trunk.forward_intermediates(x, intermediates_only=True)[-1])))],
-    ids=["CLIP's ResNet", "ResNet", "ConvNeXt", "EfficientNet"])
-def test_the_last_map_of_a_convolutional_tower_is_its_tokens(vision_cfg, feature_map):
-    """Each place of the map, row by row, with mean 0 and variance 1. The map is taken by the library's own way."""
-    torch.manual_seed(0)
-    model = Captioner(None, vision_cfg, DECODER, dict(objective="mdc", length_head=True)).eval()
-    image = images(2, 64)
-    found = feature_map(model.visual, image).permute(0, 2, 3, 1).flatten(1, 2)
-    mean, variance = found.mean(-1, keepdim=True), found.var(-1, unbiased=False, keepdim=True)
-    tokens = model.encode_image_tokens(image)
-    torch.testing.assert_close(tokens, (found - mean) / (variance + 1e-5).sqrt(), atol=1e-4, rtol=1e-4)
-    assert tokens.shape[1] == 4 == tower(model.visual).num_patches and tower(model.visual).grid == (2, 2)
-    assert torch.equal(tower(model.visual).features(image, "patches"), tokens)
-    assert not tower(model.visual).has_class_token and tower(model.visual).num_layers == 1
-    assert_trains_whole(model.train(), image)
-
-
-def test_maps_with_channels_last_are_read_row_by_row():
-    """Swin's, which ends in a norm of its own."""
-    model = Captioner(None, timm_tower("swin_tiny_patch4_window7_224", 224), DECODER, dict(objective="mdc")).eval()
-    image = images(1, 224)
-    expected = model.visual.trunk.forward_features(image)
-    assert torch.equal(model.encode_image_tokens(image)[0, 7 + 3], expected[0, 1, 3])
 
 
 def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_much():
@@ -123,14 +84,6 @@ def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_muc
         tokens.sum().backward()
         assert not [n for n, p in visual.named_parameters() if p.grad is None], name
     assert len(found) > 60 and len(kinds) > 7
-
-
-@pytest.mark.parametrize("name, size, grid", [
-    ("vit_small_patch14_dinov2", 112, (8, 8)), ("test_vit", 64, (4, 4)), ("test_efficientnet", 96, (3, 3))])
-def test_timm_is_told_the_size_of_images(name, size, grid):
-    model = Captioner(None, timm_tower(name, size), DECODER, dict(objective="mdc"))
-    assert model.encode_image_tokens(images(1, size)).shape[1] == grid[0] * grid[1]
-    assert tower(model.visual).grid == grid
 
 
 @pytest.mark.parametrize("name, size, grid", [

@@ -10,8 +10,8 @@ import open_clip
 import pytest
 import timm
 import torch
-from conftest import SHARED, images, needs_data, run_folder
-from safetensors.torch import load_file, save_file
+from conftest import images, run_folder
+from safetensors.torch import save_file
 from training import open_clip_train, weights
 
 import open_clip_mdc
@@ -215,25 +215,6 @@ def test_a_run_and_an_export_of_ours(tmp_path):
         model = open_clip_mdc.create_model_and_transforms("ARC-ViT-Ti-8", pretrained_image=str(source))[0]
         assert_gives(model, expected, image)
         assert model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
-
-
-@needs_data("encoders")
-@torch.no_grad()
-@pytest.mark.parametrize("folder, name, side", [
-    ("efficientnet_lite0", "tf_efficientnet_lite0", 224),
-    ("vit_small_patch14_dinov2_saliency", "vit_small_patch14_dinov2", 518)])
-def test_the_real_encoders(folder, name, side):
-    path = SHARED / "encoders" / folder
-    state = load_file(path / "model.safetensors")
-    model = timm.create_model(name, num_classes=1000 if "classifier.weight" in state else 0).eval()
-    model.load_state_dict(state)
-    image = images(1, side)
-    expected = model.forward_features(image)
-    expected = (torch.nn.functional.layer_norm(expected.flatten(2).mT, (1280,)) if expected.ndim == 4 else
-                expected[:, 1:])
-    captioner = create(f"timm-{name}", path)[0]
-    assert_gives(captioner, expected, image)
-    assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
 
 
 def refusal(base: str, source, **options) -> str:

@@ -5,7 +5,7 @@ import torch
 from conftest import VOCAB, captions, images
 
 import open_clip_mdc
-from open_clip_mdc.extras.regions import RegionTower, split
+from open_clip_mdc.extras.regions import RegionTower
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models import towers
@@ -29,19 +29,6 @@ def test_a_grid_of_1_is_the_plain_tower():
     plain, one = captioner(NATIVE), captioner(NATIVE, regions=1)
     assert not isinstance(one.visual, RegionTower) and one.state_dict().keys() == plain.state_dict().keys()
     assert torch.equal(one.encode_image_tokens(images(2, 16)), plain.encode_image_tokens(images(2, 16)))
-
-
-def test_the_whole_image_comes_first_then_the_tiles_row_by_row():
-    image = torch.arange(4.0).view(2, 2).repeat_interleave(3, 0).repeat_interleave(5, 1).expand(2, 3, 6, 10).clone()
-    image[1] += 10
-    regions = split(image, 2)
-    assert regions.shape == (10, 3, 3, 5)
-    for i, offset in ((0, 0), (5, 10)):
-        assert [regions[i + 1 + tile].unique().tolist() for tile in range(4)] == [[offset + t] for t in range(4)]
-    whole = torch.randn(1, 3, 6, 10)
-    expected = [[[whole[0, c, 2 * y:2 * y + 2, 2 * x:2 * x + 2].mean() for x in range(5)] for y in range(3)]
-                for c in range(3)]
-    torch.testing.assert_close(split(whole, 2)[0], torch.tensor(expected))
 
 
 @pytest.mark.parametrize("vision, side, patches", [(NATIVE, 16, 4), (TIMM, 32, 4)], ids=["native", "timm"])

@@ -1,18 +1,23 @@
 """Claims about likelihoods of many candidates: they do not depend on the batch, and bad inputs are refused."""
-import itertools
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
-from conftest import captions, images, tiny_captioner
+from conftest import captions, images, magnified, tiny_captioner
+from hypothesis import given
+from hypothesis import strategies as st
 from likelihoods import EOT, SOT, V, random_captions
+from strategies import examples
 
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.likelihood import monte_carlo
 from open_clip_mdc.likelihood import replace_bound as bound
+from open_clip_mdc.text.special_tokens import target_tokens
 
-ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), ("arc", "autoregressive", {})]
+ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), ("arc", "autoregressive", {}),
+       ("mcd-replace", "bound", dict(num_samples=24))]
+model_of = cache(magnified)
 
 
 def close(a, b):
@@ -35,52 +40,64 @@ def test_options_reach_the_estimator(objective, method, estimator):
 
 
 @pytest.mark.parametrize("objective, method, options", ALL)
-def test_scores_depend_on_the_image_and_the_caption_alone(objective, method, options, mdc, arc):
-    model = mdc if objective == "mdc" else arc
-    image, text = images(3), random_captions(12).view(3, 4, 12)
+@examples(15)
+@given(data=st.data())
+def test_scores_depend_on_the_image_and_the_caption_alone(objective, method, options, data):
+    """Not on the others of the batch, their number and order, the memory, or what stands behind EOT."""
+    model, image, text = model_of(objective), images(3), random_captions(12).view(3, 4, 12)
 
     def score(image, text, **more):
         return scoring.log_likelihood(model, image, text, method, **options, **more)
 
     expected = score(image, text)
-    assert expected.shape == (3, 4) and expected.dtype == torch.float32 and not close(expected, expected.flip(1))
-    for b, c in itertools.product(range(3), range(4)):  # alone, as text [B, L]
-        assert close(score(image[b:b + 1], text[b:b + 1, c]), expected[b, c])
-    assert close(score(image.flip(0), text.flip(0, 1)).flip(0, 1), expected)  # other mates, other order
-    assert not close(score(image.flip(0), text), expected)  # the image is looked at
-    beyond = torch.cat([text, torch.zeros(3, 4, 5, dtype=torch.long)], dim=2)
-    is_padding = torch.arange(17) >= (text == EOT).int().argmax(2)[..., None] + 1
-    junk = torch.randint(0, V, beyond.shape, generator=torch.Generator().manual_seed(0))
-    assert close(score(image, torch.where(is_padding, junk, beyond)), expected)  # any padding, beyond the context, too
+    assert expected.shape == (3, 4) and expected.dtype == torch.float32 and len(expected.unique()) == 12
+    rows = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
+    columns = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    wide = torch.cat([text, torch.randint(0, V, (3, 4, 5))], dim=2)[rows][:, columns]
+    is_padding = torch.arange(17) >= (wide == EOT).int().argmax(2)[..., None] + 1
+    wide = torch.where(is_padding, torch.randint(0, V, wide.shape), wide)
+    found = score(image[rows], wide, memory_mib=data.draw(st.sampled_from((1, 512))))
+    assert close(found, expected[rows][:, columns])
+    assert close(score(image[rows], wide[:, 0]), expected[rows, columns[0]])  # text [B, L]
+    assert not close(score(image[rows].flip(-1), wide), found)  # the image is looked at
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Images, tokens and predicted tokens of each call of the decoder from now on."""
+    seen, original = [], Captioner.token_logits
+
+    def record(self, image_kv, lengths):
+        def token_logits(text, predicted, *time):
+            seen.append((len(image_kv[0][0]), text.numel(), len(predicted)))
+            return logits(text, predicted, *time)
+        logits = original(self, image_kv, lengths)
+        return token_logits
+
+    monkeypatch.setattr(Captioner, "token_logits", record)
+    return seen
 
 
 @pytest.mark.parametrize("num_images, candidates", [(2, 40), (80, 1)])
 @pytest.mark.parametrize("objective, method, options", ALL)
 def test_decoder_calls_stay_within_the_budget_and_change_no_score(objective, method, options, num_images, candidates,
-                                                                  mdc, arc, monkeypatch):
-    model = mdc if objective == "mdc" else arc
-    image, text = images(num_images), random_captions(80, range(3, 10)).view(num_images, candidates, 12)
+                                                                  calls, monkeypatch):
+    model, image = model_of(objective), images(num_images)
+    text = random_captions(80, range(3, 10)).view(num_images, candidates, 12)
     plain = scoring.log_likelihood(model, image, text, method, **options, memory_mib=512)
-    calls = []
-    original = Captioner.token_logits
-
-    def record(self, image_kv, lengths):
-        token_logits = original(self, image_kv, lengths)
-        return lambda text, places: calls.append((len(image_kv[0][0]), text.numel())) or token_logits(text, places)
-
-    monkeypatch.setattr(Captioner, "token_logits", record)
+    calls.clear()
     image_bytes, token_bytes = 2 * 2 * 16 * 32 * 4, V * 12 + 16 * 32 * 4  # keys and values, then logits and states
     budget = 160_000
     monkeypatch.setattr(scoring, "MIB", budget)
     chunked = scoring.log_likelihood(model, image, text, method, **options, memory_mib=1)
     assert close(chunked, plain)
-    used = [images * image_bytes + tokens * token_bytes for images, tokens in calls]
+    used = [images * image_bytes + tokens * token_bytes for images, tokens, _ in calls]
     assert budget / 2 < max(used) <= budget and len(calls) > 4
 
 
 @pytest.mark.parametrize("objective, method, options", ALL)
-def test_an_image_is_encoded_and_projected_once(objective, method, options, mdc, arc, monkeypatch):
-    model = mdc if objective == "mdc" else arc
+def test_an_image_is_encoded_and_projected_once(objective, method, options, monkeypatch):
+    model = model_of(objective)
     encoded, projected = [], []
     encode, project = Captioner.encode_image_tokens, type(model.text).project_image
     monkeypatch.setattr(Captioner, "encode_image_tokens", lambda self, x: encoded.extend(x) or encode(self, x))
@@ -90,28 +107,18 @@ def test_an_image_is_encoded_and_projected_once(objective, method, options, mdc,
 
 
 @pytest.mark.parametrize("objective, method, options", ALL)
-def test_equal_candidates_get_equal_scores_and_are_scored_once(objective, method, options, mdc, arc, monkeypatch):
-    model = mdc if objective == "mdc" else arc
+def test_equal_candidates_get_equal_scores_and_are_scored_once(objective, method, options, calls):
     text = random_captions(5)[torch.tensor([[3, 1, 3, 0, 3, 1]])]
     text[0, 5, text[0, 5].tolist().index(EOT) + 1:] = 7  # other padding, same caption
-    asked_for = []
-    original = Captioner.token_logits
-
-    def record(self, image_kv, lengths):
-        token_logits = original(self, image_kv, lengths)
-        return lambda text, predicted: asked_for.append(len(predicted)) or token_logits(text, predicted)
-
-    monkeypatch.setattr(Captioner, "token_logits", record)
-    found = scoring.log_likelihood(model, images(1), text, method, **options, return_details=True)
-    work = sum(asked_for)
+    found = scoring.log_likelihood(model_of(objective), images(1), text, method, **options, return_details=True)
+    work = sum(predicted for _, _, predicted in calls)
     for field in found:
         if field is not None:
-            assert torch.equal(field[:, 0], field[:, 2]) and torch.equal(field[:, 0], field[:, 4])
-            assert torch.equal(field[:, 1], field[:, 5])
+            assert torch.equal(field[:, [0, 0, 1]], field[:, [2, 4, 5]])
     assert found.log_likelihood.unique().numel() == 3
-    asked_for.clear()
-    scoring.log_likelihood(model, images(1), text[:, [0, 1, 3]], method, **options)
-    assert sum(asked_for) == work
+    calls.clear()
+    scoring.log_likelihood(model_of(objective), images(1), text[:, [0, 1, 3]], method, **options)
+    assert sum(predicted for _, _, predicted in calls) == work
 
 
 def test_details_have_the_shape_of_the_text(mdc, arc):
@@ -126,6 +133,10 @@ def test_details_have_the_shape_of_the_text(mdc, arc):
     assert found.order is None and found.token_log_likelihood is None
     found = scoring.log_likelihood(arc, images(2), text[:, 0], return_details=True)  # autoregressive by default
     assert found.token_log_likelihood.shape == (2, 15) and found.order is None
+    found = scoring.log_likelihood(model_of("mcd-replace"), images(2), text, num_samples=12, return_details=True)
+    assert (found.draws == 12).all() and (found.standard_error > 0).all()  # bound by default
+    torch.testing.assert_close(found.token_log_likelihood.sum(-1), found.log_likelihood, atol=1e-3, rtol=1e-4)
+    assert not found.token_log_likelihood[~target_tokens(text, V)].any()
 
 
 def test_scoring_leaves_the_model_in_its_mode_and_builds_no_graph(mdc):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from captured import Capture, Graph, emulate, memory
 from conftest import VOCAB, images, tiny_captioner
-from test_device import Watch
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.decoding.confidence import fully_masked
@@ -110,18 +110,28 @@ def test_a_graph_reads_its_buffers_and_the_weights_and_nothing_that_may_be_gone(
     assert sum(x.dtype == torch.bfloat16 for x in graphs[0].reads.values()) > 20  # the blocks that were cast
 
 
+class Kernels(TorchDispatchMode):
+    """Counts the operators that a GPU would run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view and function.overloadpacket.__name__ not in (
+            "detach", "lift_fresh", "empty", "new_empty", "empty_like", "_unsafe_view")
+        return function(*args, **(kwargs or {}))
+
+
 def test_a_step_launches_28_kernels_in_place_of_some_200(graphs):
-    plain, captured = pair(layers=12)
-    counts = {}
-    for name, model in (("plain", plain), ("captured", captured)):
-        model.generate(images(2), length=8)
-        for length in (4, 8):
-            model.generate(images(2), length=length)
-            with Watch() as watch:
+    of_a_step = []
+    for model in pair(layers=12):
+        counts = []
+        for length in (4, 4, 4, 8, 8, 8):  # the first two runs of a size are other ones
+            with Kernels() as kernels:
                 model.generate(images(2), length=length)
-            counts[name, length] = watch.kernels
-    plain, captured = ((counts[name, 8] - counts[name, 4]) / 4 for name in ("plain", "captured"))
-    assert captured <= 28 and plain - captured >= 180
+            counts.append(kernels.count)
+        of_a_step.append((counts[5] - counts[2]) / 4)
+    plain, captured = of_a_step
+    assert captured <= 28 and captured + 180 <= plain <= 205
 
 
 def test_lengths_that_vary_from_batch_to_batch_are_captured_a_few_times(graphs):
@@ -144,24 +154,6 @@ def test_beyond_a_number_of_sizes_decoding_runs_without(graphs, monkeypatch):
         assert all(map(torch.equal, found, expected))
     assert len(graphs) == len(captured.step_graphs.graphs) == 2
     assert {shape[0] for (number, shape, _) in captured.step_graphs.buffers if number == 0} == {2 * 5, 2 * 6}
-
-
-@pytest.mark.parametrize("lengths", [[3], [2, 9, 4], [60, 1, 77, 30] * 5])
-def test_in_few_sizes_the_last_token_stands_in_its_place_again_and_again(lengths):
-    lengths = torch.tensor(lengths)
-    valid = torch.arange(int(lengths.max())) < lengths[:, None]
-    packed = pack_tokens(torch.randint(9, valid.shape), valid, False, 16)
-    found, count = in_few_sizes(packed), int(lengths.sum())
-    for x, y in zip(found[:3], packed[:3], strict=True):
-        assert torch.equal(x[:count], y) and (x[count:] == y[-1]).all()
-    assert count <= len(found.token) <= max(-(-count // 16) * 16, count * 1.125)
-    assert found[3:] == packed[3:]
-
-
-def test_all_numbers_of_tokens_come_in_few_sizes():
-    sizes = {len(in_few_sizes(pack_tokens(torch.zeros(1, n), torch.ones(1, n, dtype=torch.bool), False, 16)).token)
-             for n in range(1, 4097)}
-    assert len(sizes) == 8 + 8 * 5 and 4096 in sizes
 
 
 def test_what_is_captured_asks_no_cuda_tensor_for_a_number_and_mixes_no_devices():

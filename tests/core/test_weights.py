@@ -4,7 +4,6 @@
 """
 import gzip
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +35,6 @@ def registered():
 def state():
     torch.manual_seed(0)
     return open_clip.create_model(MODEL).state_dict()
-
-
-@pytest.fixture(scope="module")
-def clip_state():
-    return open_clip.create_model("ViT-Ti-8").state_dict()
 
 
 class Callback:
@@ -144,40 +138,10 @@ def test_weights_of_a_type_that_cannot_hold_them_are_refused_by_every_way_in(dty
         image_source.load(open_clip.create_model(MODEL).visual, str(tmp_path / "w.pt"), MODEL)
 
 
-@pytest.mark.parametrize("dtype", weights.FLOATS)
-def test_every_entry_of_a_network_is_a_weight_that_must_be_a_float_but_its_counts(dtype, tmp_path):
-    """A network with BatchNorm: each entry in turn as int8 is refused, and all in the four types of floats load."""
-    network = open_clip.create_model("MDC-small-timm-tf_efficientnet_lite0", force_image_size=32).state_dict()
-    path = tmp_path / "w.pt"
-    assert weights.state_dict({n: x.to(dtype) if x.is_floating_point() else x for n, x in network.items()}, path)
-    for name, x in network.items() if dtype == torch.float32 else ():
-        if x.is_floating_point():
-            with pytest.raises(ValueError, match=re.escape(f" {name} as int8, ")):
-                weights.state_dict({name: x.to(torch.int8)}, path)
-
-
 def test_a_sparse_weight_is_refused_in_the_same_words(state, tmp_path):
     torch.save({**state, "visual.ln_post.weight": state["visual.ln_post.weight"].to_sparse()}, tmp_path / "w.pt")
     with pytest.raises(ValueError, match="holds visual.ln_post.weight as sparse_coo, from which the weight cannot be"):
         open_clip.create_model(MODEL, str(tmp_path / "w.pt"))
-
-
-def test_any_changed_bit_of_a_safetensors_file_of_ours_is_noticed(tmp_path):
-    """By the checksum, the header's own form, or a size: of 300 places, none loads as if nothing were."""
-    path = tmp_path / "w.safetensors"
-    weights.save({"a": torch.randn(300), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
-    whole, read = path.read_bytes(), weights.tensors(path)
-    for place in range(0, len(whole), max(1, len(whole) // 300)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1:])
-        try:
-            assert equal(weights.tensors(path), read)  # in the padding, or the key of the checksum itself
-        except ValueError as problem:
-            assert "w.safetensors" in str(problem)
-    start = whole.index(b"}}") + 2
-    for place in range(start + (-start) % 8, len(whole), 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1:])
-        with pytest.raises(ValueError, match="the checksum in its header is wrong"):
-            weights.tensors(path)
 
 
 WRAPPED = {  # as others save the same weights

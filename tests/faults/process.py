@@ -1,13 +1,12 @@
-"""Run commands by their real `main` with a time-out and limits, each in a fork of a process that has loaded PyTorch.
+"""Run commands by their real `main`, each in a fork of a process that has loaded PyTorch.
 
-A fork costs milliseconds where a console script costs ten seconds of imports. What the process prints comes back
-through pipes, which no limit on files touches.
+A fork costs milliseconds where a console script costs ten seconds of imports.
 """
 import os
 import re
 import resource
-import select
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -16,19 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-TIMEOUT = 300  # seconds, to end a command that hangs, even on a busy machine
+TIMEOUT = 1200  # seconds, to end a command that hangs, even on a busy machine
 
 
 class Outcome(NamedTuple):
     code: int | None  # exit status, negative of a signal, None of a time-out
-    out: str
     err: str
     pid: int  # of the session's leader
-
-    def last_line(self) -> str:
-        """Return the last message. Progress bars are no messages."""
-        lines = [line.split("\r")[-1].strip() for line in self.err.splitlines()]
-        return next((line for line in reversed(lines) if line), "")
 
     def problem(self, wanted: int | None = None) -> str | None:
         """Return the problem if the command ended with neither a result nor one clear line, else None.
@@ -36,23 +29,25 @@ class Outcome(NamedTuple):
         Args:
             wanted: the only exit status that is right.
         """
+        lines = [line.split("\r")[-1].strip() for line in self.err.splitlines()]  # progress bars are no messages
+        last = next((line for line in reversed(lines) if line), "")[:300]
         if self.code is None:
-            return f"hangs, ended after {TIMEOUT} s; last line: {self.last_line()[:200]}"
+            return f"hangs, ended after {TIMEOUT} s; last line: {last}"
         if self.code < 0:
             return f"died of signal {-self.code}"
-        if "Traceback (most recent call last)" in self.err and self.code:
-            return f"a traceback: {self.last_line()[:300]}"
+        if self.code and "Traceback (most recent call last)" in self.err:
+            return f"a traceback: {last}"
         if wanted is not None and self.code != wanted:
-            return f"exit status {self.code}, not {wanted}: {self.last_line()[:300]}"
+            return f"exit status {self.code}, not {wanted}: {last}"
         if self.code and "error: " not in self.err:
-            return f"exit status {self.code} without a line that says error: {self.last_line()[:300]}"
+            return f"exit status {self.code} without a line that says error: {last}"
         if self.code and (nameless := re.search(r"error: (--\S+: )?\[Errno.*", self.err)):
             return f"does not say which file: {nameless[0][:300]}"
         return None
 
 
-def start(main: Callable, argv: list[str], cwd: Path, out: int, err: int, prepare: Callable = lambda: None) -> int:
-    """Fork a process that runs main(argv), and return its id. `out` and `err` are file descriptors."""
+def start(main: Callable, argv: list[str], cwd: Path, said: int, prepare: Callable) -> int:
+    """Fork a process that runs main(argv) in a session of its own, and return its id. `said` is a file descriptor."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -63,78 +58,55 @@ def start(main: Callable, argv: list[str], cwd: Path, out: int, err: int, prepar
         os.setsid()
         os.chdir(cwd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False,
-                                       buffering=1) for fd in (1, 2))
-        sys.argv = [getattr(main, "program", "command"), *argv]
+        for descriptor in (1, 2):
+            os.dup2(said, descriptor)
+        sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+        sys.argv = ["command", *argv]
         prepare()
         code = main(argv) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            print(end.code)
     except BaseException:
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
-            sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code & 255)
 
 
-def run(main: Callable, *argv: object, cwd: Path, timeout: float = TIMEOUT,
+def run(main: Callable, *argv: object, cwd: Path, moment: float | None = None,
         prepare: Callable = lambda: None) -> Outcome:
-    """Runs a command to its end, or to its time-out, by which its whole session is killed.
+    """Run a command to its end or its time-out, by which its whole session is killed.
 
     Args:
+        moment: seconds until SIGKILL. Processes that it started then live on.
         prepare: called in the process before the command.
     """
-    (read_out, out), (read_err, err) = os.pipe(), os.pipe()
-    pid = start(main, [str(arg) for arg in argv], cwd, out, err, prepare)
-    os.close(out)
-    os.close(err)
-    said, deadline, code = {read_out: b"", read_err: b""}, time.monotonic() + timeout, None
-    while code is None and time.monotonic() < deadline:
-        ready, _, _ = select.select(list(said), [], [], 0.02)
-        for fd in ready:
-            said[fd] += os.read(fd, 1 << 16)
-        code = exit_status(pid)
-    end(pid, reap=code is None)
-    for fd in said:
-        while select.select([fd], [], [], 0)[0] and (more := os.read(fd, 1 << 16)):
-            said[fd] += more
-        os.close(fd)
-    return Outcome(code, *(text.decode(errors="replace") for text in said.values()), pid)
-
-
-def run_until(main: Callable, *argv: object, cwd: Path, log: Path, moment: float,
-              signal_: int = signal.SIGKILL) -> Outcome:
-    """Run a command that gets SIGKILL or another signal, unless it has ended. Processes that it started live on."""
-    with log.open("w") as file:
-        pid = start(main, [str(arg) for arg in argv], cwd, file.fileno(), file.fileno())
+    log = cwd.parent / "log"
+    with log.open("wb") as file:  # through a pipe, which no limit on files touches
+        cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
+    pid = start(main, [str(arg) for arg in argv], cwd, cat.stdin.fileno(), prepare)
+    cat.stdin.close()
     begun, code = time.monotonic(), None
-    while code is None:
-        if time.monotonic() - begun > moment:
-            os.kill(pid, signal_)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            break
+    while code is None and time.monotonic() - begun < TIMEOUT:
+        if moment is not None and time.monotonic() - begun > moment:
+            os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
-        code = exit_status(pid)
-    return Outcome(code, "", log.read_text(errors="replace"), pid)
+        found, status = os.waitpid(pid, os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if found else None
+    if moment is None or code != -signal.SIGKILL:
+        end(pid)
+        cat.wait()
+    return Outcome(code, log.read_text(errors="replace"), pid)
 
 
-def exit_status(pid: int) -> int | None:
-    """None while the process runs."""
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
-
-
-def end(pid: int, reap: bool) -> None:
-    """Kill the rest of the session that `start` made, and its leader too if it is to be waited for."""
+def end(pid: int) -> None:
+    """Kill what is left of the session that `start` made."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    if reap:
+    with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 
 
