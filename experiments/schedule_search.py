@@ -100,7 +100,7 @@ def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, l
     progress = progress_bar(islice(data, steps), "training", "step", total=steps)
     for image, text in progress:
         u = stratified_uniform(len(text), rng.random())
-        corrupted = model.objective.corrupt_full_interval(text, model.vocab_size, u, generator)
+        corrupted = model.corrupt_nelbo(text, u, generator)
         out = model(image, pack(text, corrupted, model.vocab_size).to(image.device))
         loss = caption_loss(out["token_nll"], out["token_weight"], out["num_target"])
         optimizer.zero_grad()

@@ -26,6 +26,7 @@ from open_clip_mdc import (  # noqa: E402
     unregister,
 )
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner  # noqa: E402
+from open_clip_mdc.objectives import OBJECTIVES  # noqa: E402
 from open_clip_mdc.text.special_tokens import eot_id, sot_id  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
@@ -45,6 +46,8 @@ def needs_data(*names: str):
 def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> OpenCLIPCaptioner:
     """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode."""
     torch.manual_seed(seed)
+    if OBJECTIVES[objective].order == "blocks":
+        caption_cfg = {"block_sizes": [3], **caption_cfg}
     return OpenCLIPCaptioner(
         64,
         dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),

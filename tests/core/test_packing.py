@@ -31,7 +31,7 @@ from open_clip_mdc.text.packing import (
 )
 from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
-OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace"]
+OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace", "block-diffusion"]
 
 
 def training_step(model: Captioner, image: torch.Tensor, text: Captions | torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from ..objectives.times import mask_condition
 from ..text.special_tokens import caption_lengths, eot_id, sot_id, valid_tokens
 from .ancestral import denoise
 from .beam import beam_search, sample
+from .blocks import caption_in_blocks
 from .clip_guidance import Guide
 from .confidence import fully_masked, guided, unmask_by_confidence
 from .consensus import agreement
@@ -74,7 +75,8 @@ def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, options: 
 
 def default_length(model: Captioner) -> int | str:
     # A length head of zeros was never trained, as older checkpoints have none.
-    return "auto" if model.causal or model.length_head is not None and model.length_head.weight.any() else LENGTH
+    learnt = model.length_head is not None and model.length_head.weight.any()
+    return "auto" if model.objective.order != "any" or learnt else LENGTH
 
 
 def by_confidence(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:
@@ -128,24 +130,30 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
         guidance_kl: each decoder call appends the strength of guidance, see `guided`.
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
-    if text is None:
+    in_blocks = model.objective.order == "blocks"
+    if text is None and not in_blocks:
         options = replace(options, length=default_length(model)) if options.length is None else options
         options.check_length(longest, model.length_head is not None)
-    elif len(text) not in (1, len(image)):
+    elif text is not None and len(text) not in (1, len(image)):
         raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "
                          "give one each, or one for all")
-    elif not (text == eot_id(vocab_size)).any(-1).all():
+    elif text is not None and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
     image_embs = model.encode_image_tokens(image)  # [B, P, D], once an image
 
     def network_of(image_embs: Tensor) -> Network:
         return partial(model.token_logits, model.text.project_image(image_embs), graphs=model.step_graphs)
 
-    network = network_of(image_embs)
-    if options.guidance_scale != 1:
+    def with_guidance(network_of: Callable[[Tensor], Network]) -> Network:
+        network = network_of(image_embs)
+        if options.guidance_scale == 1:
+            return network
         weak = network_of(uncond_tokens(model, image, image_embs, options, blind))
-        network = guided(network, weak, options.guidance_scale, guidance_kl)
-    samples = options.samples
+        return guided(network, weak, options.guidance_scale, guidance_kl)
+
+    if in_blocks:
+        return caption_in_blocks(model, image_embs, text, options, with_guidance)
+    network, samples = with_guidance(network_of), options.samples
 
     def decode(text: Tensor) -> Decoded:
         return SAMPLERS[options.sampler](model, network, text, options, guide)
@@ -168,8 +176,8 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
         nonlocal past
         if past is not None:
             past = [(k[parent], v[parent]) for k, v in past]
-        hidden, past = model.text.step(text[:, -1], image_kv, past)
-        return model.text.output(hidden)
+        hidden, past = model.text.step(text[:, -1:], image_kv, past)
+        return model.text.output(hidden[:, 0])
 
     return step_logits
 
@@ -206,8 +214,9 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         given = {name: options.pop(name) for name in OF_UNMASK_IMAGES if name in options}
         wanted = Unmasking(**options)
     samples = wanted.samples
-    if guide is not None and guide.scale and model.causal:
-        raise ValueError("CLIP guides masked diffusion only. This model is autoregressive: rerank its captions instead")
+    if guide is not None and guide.scale and model.objective.order != "any":
+        raise ValueError("CLIP guides whole captions of masked diffusion only. This model reads from left to right: "
+                         "rerank its captions instead")
     if guide is not None and guide.scale and options.get("sampler") == "ancestral":
         raise ValueError("CLIP guides the sampler 'confidence' only. For 'ancestral', rerank captions instead")
     if guide is not None:

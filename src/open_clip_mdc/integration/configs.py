@@ -2,7 +2,7 @@
 
 `model_configs/objectives.json` is a table. A row is a name pattern, in which * stands for the base config, and the
 `caption_cfg` that it adds. Other names need no row: any interval of t (MDC-*-t0.25-0.75), and any BERT masking ratio
-in percent (BERT-*-r50).
+in percent (BERT-*-r50), and any size of blocks (MDC-*-b4), or several (MDC-*-b4-2-8).
 
 The base gives the image tower. If its text tower fits, the decoder takes that tower's size. This file needs the
 standard library only.
@@ -80,8 +80,16 @@ def any_ratio(found: re.Match) -> Iterator[tuple[str, dict]]:
     yield found[1], {**ROWS["BERT-*-r15"], "t_min": ratio, "t_max": ratio}
 
 
+def any_blocks(found: re.Match) -> Iterator[tuple[str, dict]]:
+    sizes = tuple(map(int, found[2].split("-")))
+    # A block of one token is masked or it is not. There is nothing to learn from a visible one.
+    yield found[1], {**ROWS["MDC-*"], "objective": "block-diffusion", "block_sizes": sizes, "length_head": False} | (
+        {"t_min": 1.0} if sizes == (1,) else {})
+
+
 # Names without a row: a pattern, and a function that yields each base and `caption_cfg` that its match may mean.
-PATTERNS = [(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", any_interval), (rf"BERT-(.+)-r({NUMBER})", any_ratio)]
+PATTERNS = [(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", any_interval), (rf"BERT-(.+)-r({NUMBER})", any_ratio),
+            (r"MDC-(.+)-b([1-9]\d*(?:-[1-9]\d*)*)", any_blocks)]
 PROJECTED: set[str] = set()  # keys of `caption_cfg` whose models project features to the base's `embed_dim`
 
 
@@ -113,7 +121,8 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
         if config is None or "caption_cfg" in config or not has_image_tower(config):
             continue
         low, high = caption_cfg.get("t_min", 0), caption_cfg.get("t_max", 1)
-        if not (0 <= low < high <= 1 or 0 < low == high <= 1 and not name.startswith("MDC-")):
+        one_ratio = not name.startswith("MDC-") or "block_sizes" in caption_cfg
+        if not (0 <= low < high <= 1 or 0 < low == high <= 1 and one_ratio):
             raise ValueError(f"{name} cannot be made: give an interval of t within 0 and 1, the lower end first, as in "
                              f"MDC-{base}-t0.25-0.75, or a ratio above 0 and up to 100 %, as in BERT-{base}-r50")
         vision, text = config["vision_cfg"], config["text_cfg"]

@@ -40,7 +40,7 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32",
             image, text = image[:limit - num_samples], text[:limit - num_samples]
         image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
         u = golden_ratio_points(num_samples, len(text))
-        corrupted = model.objective.corrupt_full_interval(text, model.vocab_size, u, generator)
+        corrupted = model.corrupt_nelbo(text, u, generator)
         captions = pack(text, corrupted, model.vocab_size).to(device, non_blocking=True)
         with autocast():
             out = model(image, captions)

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..models.captioner import Captioner
 from ..models.interface import ImageKV, Network, TokenLogits
 from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
+from .blocks import heuristic_in_blocks
 from .draws import draw_masks
 from .exact import Likelihood, autoregressive, heuristic
 from .monte_carlo import monte_carlo
@@ -82,11 +83,15 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).cpu(), model.vocab_size)
     first = first.to(image_embs.device, non_blocking=True)
     drawn = method in ("monte_carlo", "bound")
+    in_blocks = model.objective.order == "blocks"  # two streams take twice the tokens
     images_per_call, captions_per_call, max_tokens = _chunk_sizes(
-        model, image_embs, captions, memory_mib, 4 if method == "bound" else 2, num_samples if drawn else None)
+        model, image_embs, captions, memory_mib, 4 + in_blocks if method == "bound" or in_blocks else 2,
+        num_samples if drawn else None)
     draws = {"num_samples": num_samples, "seed": seed, "max_tokens": max_tokens}
     estimator = {
-        "autoregressive": autoregressive, "heuristic": heuristic,
+        "autoregressive": autoregressive,
+        "heuristic": partial(heuristic_in_blocks, size=model.caption_cfg.block_sizes[0],
+                             context_length=model.context_length) if in_blocks else heuristic,
         "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), **draws),
         "bound": partial(bound, schedule=model.objective.schedule, **draws)}[method]
 
@@ -181,9 +186,9 @@ def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_
 
 
 def _network(model: Captioner, image_kv: ImageKV) -> Network:
-    def network(lengths: Sequence[int], images: np.ndarray | None = None) -> TokenLogits:
+    def network(lengths: Sequence[int], images: np.ndarray | None = None, clean: Tensor | None = None) -> TokenLogits:
         if images is None:
-            return model.token_logits(image_kv, lengths)
+            return model.token_logits(image_kv, lengths, clean=clean)
         index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
         return model.token_logits([(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv], lengths)
 

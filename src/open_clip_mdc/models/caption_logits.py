@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..objectives.blocks import two_streams
 from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, in_few_sizes, pack_tokens
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder
@@ -56,6 +57,31 @@ class CaptionLogits:
         return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
 
 
+class BlockLogits:
+    """A `TokenLogits` for all blocks of captions at once, each beside the clean blocks before it."""
+
+    def __init__(self, decoder: TextDecoder, image_kv: ImageKV, text: Tensor, size: int):
+        """Pack both streams of captions [R, L] on the CPU, in blocks of `size` tokens."""
+        self.decoder, self.image_kv = decoder, image_kv
+        device = image_kv[0][0].device
+        rows = two_streams(text, torch.full((len(text),), size), decoder.vocab_size, decoder.context_length)
+        place = torch.arange(len(text))[:, None] * text.shape[1] + rows.position  # into R*L
+        packed = pack_tokens(place, rows.valid, False, None, rows.position, rows.sight)
+        self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
+        # What the clean stream reads never changes, [N].
+        self.clean, self.noisy = (x[rows.valid].to(device, non_blocking=True) for x in (rows.text, rows.sight.noisy))
+        # The noisy stream comes first in a row: for each position of [R, L], the packed token that reads it.
+        count = rows.valid.sum(1)
+        start = count.cumsum(0) - count
+        self.predictor = (start[:, None] + torch.arange(text.shape[1])).flatten().to(device, non_blocking=True)
+
+    def __call__(self, text: Tensor, predicted: Tensor, time: Tensor | None = None) -> Tensor:
+        """Return logits [M, V] at `predicted`, long [M] into R*L, of the noisy stream `text`, long [R, L]."""
+        token = text.flatten().index_select(0, self.packed.token).where(self.noisy, self.clean)
+        hidden = self.decoder(self.packed._replace(token=token), self.image_kv)  # [N, W]
+        return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
+
+
 class CaptionReader(nn.Module):
     """Name what decoding and scoring ask of a model with `text`, an `objective` and patch tokens of images."""
 
@@ -70,18 +96,21 @@ class CaptionReader(nn.Module):
             raise ValueError(f"a text of {tokens} tokens, SOT and EOT included, is longer than this model's context "
                              f"of {self.context_length}")
 
-    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int],
-                     graphs: "StepGraphs | None" = None) -> CaptionLogits:
+    def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
+                     clean: Tensor | None = None) -> CaptionLogits | BlockLogits:
         """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
 
         Args:
             image_kv: `self.text.project_image(...)` of B images. R/B consecutive rows belong to each.
             lengths: number of tokens in each of the R rows, at least one.
             graphs: run the decoder, without gradients.
+            clean: the true captions, long [R, L] on the CPU, for a model that reads earlier blocks beside noisy ones.
 
         Raises ValueError if a length exceeds the context.
         """
         self.check_length(max(lengths))
+        if clean is not None:
+            return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0])
         infer_time = None if self.text.time_embedding is None else self.infer_time
         return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time, graphs)
 

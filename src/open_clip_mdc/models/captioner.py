@@ -6,6 +6,7 @@ the device, encode the images, run the decoder on the valid tokens, and compute 
 Dimensions: B images, R captions (rows), P patches, L positions, N valid tokens, M predicted tokens, D image width,
 W decoder width, V vocabulary.
 """
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         self.text = TextDecoder(text_cfg, image_width, quick_gelu, cast_dtype, steps)
         self.context_length = text_cfg.context_length
         self.vocab_size = text_cfg.vocab_size
-        has_length_head = self.caption_cfg.length_head and not self.causal
+        has_length_head = self.caption_cfg.length_head and self.objective.order == "any"  # others predict EOT
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
         # What stands for a masked patch token. Zeros draw no random numbers, so other weights start as without it.
         if self.caption_cfg.condition_drop:
@@ -100,13 +101,20 @@ class Captioner(OpenCLIPSeam, CaptionReader):
             u = stratified_uniform(len(text), self._t_rng.random(), *ranks())
         return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
 
+    def corrupt_nelbo(self, text: Tensor, u: Tensor, generator: torch.Generator | None = None) -> NoisedCaptions:
+        """Add noise of t in (0, 1] to `text` [B, L], whatever the trained interval. The mean loss is the NELBO."""
+        if self.objective.corrupt_full_interval is not None:
+            return self.objective.corrupt_full_interval(text, self.vocab_size, u, generator)
+        cfg = replace(self.caption_cfg, t_min=0.0, t_max=1.0, loss_weight="inverse_t")
+        return self.objective.corrupt(text, self.vocab_size, cfg, u, generator)
+
     def prepare(self, text: Tensor) -> Captions:
         """Noise and pack a batch [B, L] on the CPU. Move the result to the model's device and give it to `forward`.
 
         In training this also draws which image features are masked (`condition_drop`).
         """
         # Sizes are read here, on the CPU, so that no training step waits for the device.
-        captions = pack(text, self.corrupt(text), self.vocab_size)
+        captions = pack(text, self.corrupt(text), self.vocab_size, self.caption_cfg.objective)
         self.check_length(int(captions.packed.position.max()) + 1)
         cfg = self.caption_cfg
         if self.training and cfg.condition_drop:
@@ -133,8 +141,12 @@ class Captioner(OpenCLIPSeam, CaptionReader):
 
     def losses(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
         """Return what `forward` returns, from patch tokens [B, P, D]."""
+        if self.training and self.objective.forward is not None:
+            token_nll, captions = self.objective.forward(self, image_embs, captions)
+        else:
+            token_nll = self.token_nll(image_embs, captions)
         output = {
-            "token_nll": self.token_nll(image_embs, captions),
+            "token_nll": token_nll,
             "token_weight": captions.predicted.weight,
             "num_target": captions.num_target,
             "logit_scale": self.logit_scale,
@@ -144,16 +156,19 @@ class Captioner(OpenCLIPSeam, CaptionReader):
             output["length_nll"] = length_nll(self.length_head(image_embs), num_target)
         return output
 
-    def token_nll(self, image_embs: Tensor, captions: Captions) -> Tensor:
-        """Return the loss of each predicted token, float32 [M], from patch tokens [B, P, D]."""
+    def hidden(self, image_embs: Tensor, captions: Captions) -> Tensor:
+        """Return the hidden state of each predicted token, [M, W]. `text.output` makes logits of them."""
         # Keys and values of the patches, once for all rows of an image.
         image_kv = self.text.project_image(image_embs)
         time = None if self.text.time_embedding is None else step_of(captions.t)  # long [R]
-        hidden = self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)  # [M, W]
+        return self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)
+
+    def token_nll(self, image_embs: Tensor, captions: Captions) -> Tensor:
+        """Return the loss of each predicted token, float32 [M], from patch tokens [B, P, D]."""
         # The auxiliary loss of diffusion in steps is for training alone, so that validation is the bound.
         aux = (self.caption_cfg.aux_weight,) if self.training and self.caption_cfg.aux_weight else ()
 
         def loss(hidden: Tensor, *predicted: Tensor) -> Tensor:
             return self.objective.token_loss(self.text.output(hidden), Predicted(*predicted), *aux)
 
-        return in_chunks(loss, hidden, *captions.predicted)
+        return in_chunks(loss, self.hidden(image_embs, captions), *captions.predicted)

@@ -17,7 +17,7 @@ from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..text.packing import Packed
+from ..text.packing import Packed, sees
 from .interface import ImageKV
 from .length_head import fill_missing_from_init
 from .precision import autocast_dtype, in_chosen_precision, in_float32, in_training_step
@@ -48,7 +48,11 @@ def attention_mask(packed: Packed, dtype: torch.dtype) -> tuple[Tensor | None, b
     valid, causal = packed.valid, packed.causal
     # Padding is hidden from every query. Its own rows are never read.
     may_attend = valid[:, None, None, :]  # [R, 1, 1, L]
-    if isinstance(causal, Tensor):
+    if packed.sight is not None:
+        # Padding sees itself, [R, 1, L, L], as a row of -inf alone would give NaN, also to the gradients of others.
+        itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device) & ~valid[:, None, :, None]
+        may_attend = sees(packed.sight)[:, None] & may_attend | itself
+    elif isinstance(causal, Tensor):
         # Rows of both kinds in a batch (CapPa) need a mask of their own, [R, 1, L, L].
         square = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device)
         may_attend = (square.tril() | ~causal[:, None, None, None]) & may_attend
@@ -99,12 +103,16 @@ class DecoderBlock(nn.Module):
 
     def step(self, x: Tensor, image_k: Tensor, image_v: Tensor,
              past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run a causal `forward` for one more token per row: [R, W], and keys and values [R, H, L + 1, W/H]."""
-        # One query a row, so nothing is padded and causality needs no mask.
-        q, k, v = self.split_heads(self.self_qkv(self.ln_1(x))[:, None], 3)
+        """Run `forward` for n more tokens per row, [R, n, W]. Also return keys and values, [R, H, L + n, W/H].
+
+        The new tokens see each other and all before them. One of them is a step of a causal model.
+        """
+        # Rows are equally long, so nothing is padded, and no token before the new ones is asked: no mask.
+        q, k, v = self.split_heads(self.self_qkv(self.ln_1(x)), 3)
         if past is not None:
-            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)  # [R, H, L + 1, W/H]
-        x = x + self.self_out(F.scaled_dot_product_attention(q, k, v).flatten(1))
+            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)  # [R, H, L + n, W/H]
+        y = F.scaled_dot_product_attention(q, k, v)  # [R, H, n, W/H]
+        x = x + self.self_out(y.transpose(1, 2).flatten(2))
 
         # The rows of an image share its keys and values, as in `forward`.
         q = self.cross_q(self.ln_2(x)).reshape(image_k.shape[0], -1, x.shape[-1])
@@ -215,17 +223,18 @@ class TextDecoder(nn.Module):
 
     @in_chosen_precision
     def step(self, token: Tensor, image_kv: ImageKV, past: TextKV | None = None) -> tuple[Tensor, TextKV]:
-        """Return the hidden state of one more token per row, the last column of a causal `forward`.
+        """Return the hidden states of n more tokens per row, which see each other and all before them.
 
         Args:
-            token: ids, long [R].
+            token: ids, long [R, n]: one of a causal model, or a block.
             past: keys and values from the last step, with the rows that you continue. None at the first step.
 
         Returns:
-            hidden states [R, W], and the keys and values of all tokens so far.
+            hidden states [R, n, W], and the keys and values of all tokens so far.
         """
-        position = 0 if past is None else past[0][0].shape[2]
-        x = (self.token_embedding(token) + self.positional_embedding[position]).to(self.body_dtype)
+        start = 0 if past is None else past[0][0].shape[2]
+        position = self.positional_embedding[start:start + token.shape[1]]  # [n, W]
+        x = (self.token_embedding(token) + position).to(self.body_dtype)
         present = []
         for i, (block, (image_k, image_v)) in enumerate(zip(self.blocks, image_kv, strict=True)):
             x, kv = block.step(x, image_k, image_v, None if past is None else past[i])

@@ -20,6 +20,8 @@ class CaptionCfg:
     condition_drop: float = 0.0  # share of training images with masked features (MC-Diffusion's P_cond)
     condition_mask: float = 0.0  # share of their features that are masked (P_mask). 1 trains classifier-free guidance
     condition_zeros: bool = False  # replace masked features by zeros, not by a learnt vector
+    # Tokens in a block of block diffusion. Of several sizes each caption draws one in training, and the first decodes.
+    block_sizes: tuple[int, ...] = ()
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):
@@ -34,6 +36,10 @@ class CaptionCfg:
         if (self.time_embedding or self.aux_weight) and OBJECTIVES[self.objective].schedule is None:
             raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
                              f"{self.objective!r}")
+        if bool(self.block_sizes) != (OBJECTIVES[self.objective].order == "blocks") or \
+                not all(isinstance(size, int) and size > 0 for size in self.block_sizes):
+            raise ValueError(f"caption_cfg.block_sizes is {self.block_sizes}: it must be numbers of tokens, 1 or more, "
+                             "for an objective of blocks, and empty for any other")
         # One without the other would mask nothing.
         rates = (self.condition_drop, self.condition_mask)
         if not all(0 <= rate <= 1 for rate in rates) or any(rates) != all(rates) \

@@ -1,6 +1,6 @@
-"""The table of training objectives. You can add your own, also from another package (tests/plugin_example).
+"""The table of training objectives. You can add your own, also from another package (docs/extend.md).
 
-    @register_objective("mine", corrupt_full_interval=whole_interval)
+    @register_objective("mine")
     def mine(text, vocab_size, cfg, u, generator=None): ...  # -> NoisedCaptions
 
 A row of OBJECTIVES says how captions are noised, what the loss of a predicted token is, in which order the model reads,
@@ -21,23 +21,28 @@ class Objective(NamedTuple):
     # caption. u is uniform on (0, 1] over a global batch.
     corrupt: Callable
     # (text, V, u, generator) -> the same for t in (0, 1], whatever the trained interval. The mean loss is the NELBO.
-    corrupt_full_interval: Callable
+    # None asks `corrupt` for t in (0, 1] and the weight 1/t.
+    corrupt_full_interval: Callable | None
     token_loss: Callable  # (logits [M, V], Predicted, and aux_weight if there is a schedule) -> float32 [M]
-    order: str  # "any" | "causal": the order that the decoder can predict tokens in
+    order: str  # "any" | "causal" | "blocks": the order that the decoder can predict tokens in
     scorers: tuple[str, ...]  # methods of `log_likelihood` that fit. The first is the default
     schedule: Callable | None = None  # (V, device) -> Schedule of replace_process.py. None for continuous t
+    # (model, patch tokens [B, P, D], Captions) -> the loss of each predicted token, float32 [M], and the captions that
+    # it is of. In training only. None is one pass, `Captioner.token_nll`.
+    forward: Callable | None = None
 
 
 OBJECTIVES: dict[str, Objective] = {}
 
 
-def register_objective(name: str, *, corrupt_full_interval: Callable, token_loss: Callable = cross_entropy,
-                       order: str = "any", scorers: tuple[str, ...] = ("heuristic", "monte_carlo"),
-                       schedule: Callable | None = None) -> Callable[[Callable], Callable]:
+def register_objective(name: str, *, corrupt_full_interval: Callable | None = None,
+                       token_loss: Callable = cross_entropy, order: str = "any",
+                       scorers: tuple[str, ...] = ("heuristic", "monte_carlo"), schedule: Callable | None = None,
+                       forward: Callable | None = None) -> Callable[[Callable], Callable]:
     """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken."""
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:
             raise ValueError(f"there is an objective {name!r} already")
-        OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule)
+        OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule, forward)
         return corrupt
     return add

@@ -43,7 +43,8 @@ def mask_and_replace(preset: str, text: Tensor, vocab_size: int, cfg: CaptionCfg
     x_t = noise(text, target, step, process, generator)
     # Without replacement only masked tokens have a term, as a visible one is the true one.
     loss_mask = target & (x_t == mask_id(vocab_size)) if process.absorbing else target
-    return NoisedCaptions(x_t, loss_mask, STEPS * loss_mask.float(), target, False, step / STEPS)
+    # Some tokens are replaced, so the clean ones are asked for explicitly.
+    return NoisedCaptions(x_t, loss_mask, STEPS * loss_mask.float(), target, False, step / STEPS, text)
 
 
 def whole_interval(preset: str, text: Tensor, vocab_size: int, u: Tensor,

@@ -12,13 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .special_tokens import valid_tokens
+from .special_tokens import mask_id, valid_tokens
 
 LENGTH_MULTIPLE = 16  # L is a multiple of it in training and in CUDA graphs. Attention need not copy the mask then.
 
 
+class Sight(NamedTuple):
+    """Which tokens of a row see each other, if it is neither all of them nor those to the left (`sees`)."""
+
+    block: Tensor  # long [R, L], the block of each token
+    noisy: Tensor  # bool [R, L], True in the noisy stream, False in the clean one
+
+
 class NoisedCaptions(NamedTuple):
-    """Noised captions x_t, still padded, and which tokens to predict."""
+    """Noised captions x_t, still padded, and which tokens to predict.
+
+    The first six fields are enough if a row is the caption itself, with some tokens masked. A row of any other tokens,
+    in another order or in two streams, also says what is asked for. L is then the length of that row.
+    """
 
     text: Tensor  # long [R, L], mask_id where a token is masked
     loss_mask: Tensor  # bool [R, L], True at tokens to predict: the loss sums over these
@@ -26,6 +37,12 @@ class NoisedCaptions(NamedTuple):
     target: Tensor  # bool [R, L], True at target tokens: the loss is divided by their number
     causal: bool | Tensor  # True if captions are read from left to right, or bool [R] if they differ
     t: Tensor  # float [R], the noise level
+    # What the token at each place is asked for, long [R, L]. By default it is the clean caption at the same place, and
+    # where `causal` the token before a place is asked for it.
+    tokens: Tensor | None = None
+    position: Tensor | None = None  # long [R, L], positions in the caption. By default the place in the row
+    valid: Tensor | None = None  # bool [R, L], True first and then False. By default the clean caption's tokens
+    sight: Sight | Tensor | None = None  # or a relation of your own, bool [R, L, L], True where a query sees a key
 
 
 class Packed(NamedTuple):
@@ -37,6 +54,7 @@ class Packed(NamedTuple):
     valid: Tensor  # bool [R, L], False at padding, which comes last in a row
     padded: bool  # False if `valid` is known to be True everywhere without asking the device
     causal: bool | Tensor  # True if captions are read from left to right, or bool [R] if they differ
+    sight: Sight | Tensor | None = None  # as in NoisedCaptions. It goes before `causal`
 
 
 class Predicted(NamedTuple):
@@ -81,23 +99,47 @@ def each_tensor(x, function: Callable[[Tensor], Tensor]):
     return function(x) if isinstance(x, Tensor) else x
 
 
-def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multiple: int | None = None) -> Packed:
+def sees(sight: Sight | Tensor) -> Tensor:
+    """Return which query sees which key, bool [R, L, L]: its own block in its own stream, and earlier clean blocks.
+
+    One rule holds all orders. One noisy block is MDC, clean blocks of one token are ARC. A noisy stream beside a clean
+    one at the same positions is block diffusion (Arriola et al. 2025, BD3-LM) and XLNet (Yang et al. 2019).
+    """
+    if isinstance(sight, Tensor):
+        return sight
+    # [R, L, 1] for queries against [R, 1, L] for keys.
+    block, noisy = (x[:, :, None] for x in sight)
+    key_block, key_noisy = (x[:, None] for x in sight)
+    return (noisy == key_noisy) & (block == key_block) | ~key_noisy & (key_block < block)
+
+
+def resized(x: Tensor, length: int) -> Tensor:
+    """Return x [R, n] or [R, n, n], cut or filled with zeros to [R, length] or [R, length, length]."""
+    x = F.pad(x, (0, max(0, length - x.shape[1])) * (x.ndim - 1))
+    return x[:, :length] if x.ndim == 2 else x[:, :length, :length]
+
+
+def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multiple: int | None = None,
+                position: Tensor | None = None, sight: Sight | Tensor | None = None) -> Packed:
     """Pack the valid tokens, and cut L to the longest caption. Give tensors on the CPU, as their sizes are read.
 
     Args:
         text, valid: [R, L]. `valid` is True first and then False, at least once True per row.
         length_multiple: L is rounded up to a multiple of it. None does not round, and needs no copies without padding.
+        position, sight: as in `NoisedCaptions`.
     """
     # On the CPU this reads memory. On a GPU it would wait.
     length = int(valid.sum(1).max())
     if length_multiple is not None:
         length = -(-length // length_multiple) * length_multiple
     # [R, L], L now the longest caption, or a multiple above it.
-    valid = F.pad(valid, (0, max(0, length - valid.shape[1])))[:, :length]
+    valid = resized(valid, length)
     # [N] each, row after row.
-    row, position = valid.nonzero().unbind(1)
+    row, column = valid.nonzero().unbind(1)
     padded = length_multiple is not None or len(row) < valid.numel()
-    return Packed(text[row, position], position, row * length + position if padded else None, valid, padded, causal)
+    return Packed(text[row, column], column if position is None else position[row, column],
+                  row * length + column if padded else None, valid, padded, causal,
+                  sight if sight is None else each_tensor(sight, lambda x: resized(x, length)))
 
 
 def in_few_sizes(packed: Packed) -> Packed:
@@ -133,16 +175,45 @@ def scatter_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return x.flatten().scatter(0, places, values).view_as(x)
 
 
-def pack(text: Tensor, noised: NoisedCaptions, vocab_size: int) -> Captions:
-    """Pack a training batch of clean ids [B, L] and its noised captions, R/B consecutive rows for each."""
+def check_rows(text: Tensor, noised: NoisedCaptions, valid: Tensor, vocab_size: int, objective: str) -> None:
+    """Raise ValueError if rows are no rows that can be packed, or if nobody says what is asked for.
+
+    Without `tokens`, a row must be the clean caption [R, L] with some tokens masked. Reversed text would otherwise be
+    asked for the words of the caption as it was.
+    """
+    given = [x for x in noised if isinstance(x, Tensor) and x.ndim == 2]
+    if any(x.shape != noised.text.shape for x in given):
+        raise ValueError(f"objective {objective!r} gives tensors of several shapes: "
+                         f"{', '.join(str(list(x.shape)) for x in given)}")
+    if noised.tokens is None:
+        alike = noised.text.shape == text.shape and (
+            (noised.text == text) | (noised.text == mask_id(vocab_size)) | ~valid).all()
+        if not alike:
+            raise ValueError(f"objective {objective!r} reads other tokens than the caption's: give what is asked for "
+                             "at each place as NoisedCaptions.tokens")
+    if not valid[:, 0].all() or (valid[:, 1:] & ~valid[:, :-1]).any() or (noised.loss_mask & ~valid).any():
+        raise ValueError(f"objective {objective!r} gives rows that are not valid first and padding then, or asks for "
+                         "padding")
+    if isinstance(noised.sight, Tensor) and not (noised.sight.any(2) | ~valid).all():
+        raise ValueError(f"objective {objective!r} has a token that sees nothing: let it see itself")
+
+
+def pack(text: Tensor, noised: NoisedCaptions, vocab_size: int, objective: str = "") -> Captions:
+    """Pack a training batch of clean ids [B, L] and its noised captions, R/B consecutive rows for each.
+
+    Raises ValueError, with the name of the objective, for rows that do not say what is asked for (`check_rows`).
+    """
     # An objective may make several noised rows of a caption.
     text = text.repeat_interleave(len(noised.text) // len(text), 0)
-    valid = valid_tokens(text, vocab_size)
-    row, position = noised.loss_mask.nonzero().unbind(1)
+    valid = valid_tokens(text, vocab_size) if noised.valid is None else noised.valid
+    check_rows(text, noised, valid, vocab_size, objective)
+    # A token answers for itself if the objective says for what, else a causal model's token for the one after it.
+    asked, causal = (text, noised.causal) if noised.tokens is None else (noised.tokens, False)
+    row, place = noised.loss_mask.nonzero().unbind(1)
     return Captions(
-        pack_tokens(noised.text, valid, noised.causal, LENGTH_MULTIPLE),
-        Predicted(predictor_index(noised.loss_mask, valid, noised.causal), row, text[row, position],
-                  noised.text[row, position], noised.t[row], noised.weight[row, position]),
+        pack_tokens(noised.text, valid, noised.causal, LENGTH_MULTIPLE, noised.position, noised.sight),
+        Predicted(predictor_index(noised.loss_mask, valid, causal), row, asked[row, place],
+                  noised.text[row, place], noised.t[row], noised.weight[row, place]),
         noised.target.sum(1).float(),
         noised.t,
     )

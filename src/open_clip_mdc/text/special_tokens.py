@@ -100,12 +100,13 @@ def whole_words(tokenizer: Callable) -> dict[int, str]:
 
 
 def words_and_marks(vocab_size: int) -> Tensor:
-    """Return a mask, bool [V], that is False at digits and at single bytes inside a word.
+    """Return a mask, bool [V], that is False at digits, at single bytes inside a word, and at EOT.
 
     CLIP's BPE and every cut of it begin with the 256 bytes inside a word and the 256 bytes that end one. A digit is
     always one of the latter. Ids of fewer than 512 tokens, as in a table, are all words.
     """
     words = torch.ones(vocab_size, dtype=torch.bool)
+    words[eot_id(vocab_size)] = False  # it fills the last block of block diffusion
     if vocab_size > 512:
         # A byte inside a word is no word by itself.
         words[:256] = False

@@ -1,0 +1,303 @@
+"""Claims about block diffusion and the rule of who sees whom.    pytest tests/core/test_blocks.py"""
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+
+from open_clip_mdc.objectives.blocks import two_streams
+from open_clip_mdc.text.packing import NoisedCaptions, Sight, pack, sees
+from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id, target_tokens
+
+
+def blocks(size: int, **options):
+    return tiny_captioner("block-diffusion", block_sizes=[size], **options)
+
+
+def test_one_rule_holds_every_order():
+    """Against the masks that their papers draw, for 8 tokens, blocks of 2 and a prefix of 3."""
+    place, clean = torch.arange(8), torch.zeros(1, 8, dtype=torch.bool)
+    square = torch.ones(8, 8, dtype=torch.bool)
+    assert (sees(Sight(torch.zeros(1, 8), ~clean)) == square).all()
+    assert (sees(Sight(place[None], clean)) == square.tril()).all()
+    assert (sees(Sight(7 - place[None], clean)) == square.triu()).all()
+    prefix = square.tril()
+    prefix[:3, :3] = True
+    assert (sees(Sight((place - 2).clamp(min=0)[None], clean)) == prefix).all()
+    # BD3-LM's three parts: within a noisy block, a noisy block to earlier clean ones, and clean blocks.
+    block = place // 2
+    same, earlier = block[:, None] == block, block[:, None] > block
+    both = torch.cat((torch.cat((same, earlier), 1), torch.cat((torch.zeros_like(same), same | earlier), 1)))
+    assert (sees(Sight(block.repeat(2)[None], torch.cat((~clean, clean), 1))) == both).all()
+
+
+def naive_logits(model, image, text, size: int, noisy: dict[int, int]) -> torch.Tensor:
+    """Logits [V] at the masked positions `noisy` of one block, by one row of that block and what it may read."""
+    block = min(noisy) // size
+    end = min((block + 1) * size, text.shape[1])
+    row = text[:, :end].clone()
+    for position, token in noisy.items():
+        row[0, position] = token
+    # Each finished block reads itself and those before it. The last one reads all.
+    relation = torch.arange(end)[:, None] // size >= torch.arange(end) // size
+    true = torch.ones(1, end, dtype=torch.bool)
+    noised = NoisedCaptions(row, true, true.float(), true, False, torch.ones(1), row, None, true, relation[None])
+    hidden = model.hidden(model.encode_image_tokens(image), pack(row, noised, VOCAB))
+    return model.text.output(hidden)[list(noisy)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+def test_a_training_row_predicts_as_each_block_alone(size):
+    model, image, text = blocks(size), images(1), captions([9])
+    with torch.no_grad():
+        noised = model.corrupt(text, torch.tensor([0.4], dtype=torch.float64), torch.Generator().manual_seed(1))
+        found = model.token_nll(model.encode_image_tokens(image), pack(text, noised, VOCAB))
+        masked = noised.loss_mask[0]
+        position, token = noised.position[0][masked], noised.tokens[0][masked]
+        assert len(position) and (position // size).unique().numel() > 1 or size == 9
+        for block in (position // size).unique().tolist():
+            of_block = (position // size == block).nonzero().flatten()
+            hidden = {int(position[i]): mask_id(VOCAB) for i in of_block}
+            filled = text[0].masked_fill(torch.arange(12) >= 9, eot_id(VOCAB))[None]
+            logits = naive_logits(model, image, filled, size, hidden)
+            expected = -logits.log_softmax(1).gather(1, token[of_block, None])[:, 0]
+            assert torch.allclose(found[of_block], expected, atol=2e-6)
+
+
+def test_a_block_that_holds_the_whole_caption_is_masked_diffusion_to_the_bit():
+    whole, mdc = blocks(7), tiny_captioner("mdc", length_head=False)
+    whole.load_state_dict(mdc.state_dict())
+    text, image, u = captions([7] * 5), images(5), torch.linspace(0.1, 1, 5, dtype=torch.float64)
+    out = [model(image, pack(text, model.corrupt(text, u, torch.Generator().manual_seed(3)), VOCAB))
+           for model in (whole, mdc)]
+    assert torch.equal(out[0]["token_nll"], out[1]["token_nll"])
+    assert torch.equal(out[0]["token_weight"], out[1]["token_weight"])
+    assert torch.equal(out[0]["num_target"], out[1]["num_target"])
+    for one, other in zip((out[0], out[1]), (out[1], out[0]), strict=True):
+        (one["token_nll"] * other["token_weight"]).sum().backward()
+    for one, other in zip(whole.parameters(), mdc.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_loss_is_an_unbiased_estimate_of_the_bound_of_all_blocks(size):
+    """Against every mask of every block. (The bound of one block alone is test_objective's.)"""
+    model, image, text = blocks(size), images(1), captions([5])
+    exact, n = 0.0, 5 + -5 % size
+    filled = text[0].masked_fill(torch.arange(12) >= 5, eot_id(VOCAB))[None]
+    with torch.no_grad():
+        for start in range(0, n, size):
+            inside = [p for p in range(start, start + size) if p > 0]
+            for m in range(1, len(inside) + 1):
+                beta = math.factorial(m - 1) * math.factorial(len(inside) - m) / math.factorial(len(inside))
+                for hidden in itertools.combinations(inside, m):
+                    logits = naive_logits(model, image, filled, size, dict.fromkeys(hidden, mask_id(VOCAB)))
+                    exact -= beta * logits.log_softmax(1).gather(1, filled[0, list(hidden), None]).sum().item()
+        draws = 6000
+        generator = torch.Generator().manual_seed(0)
+        u = torch.rand(draws, dtype=torch.float64, generator=generator)
+        captions_ = pack(text.expand(draws, -1), model.corrupt_nelbo(text.expand(draws, -1), u, generator), VOCAB)
+        nll = model.token_nll(model.encode_image_tokens(image).expand(draws, -1, -1), captions_)
+        estimates = captions_.sum_rows(nll * captions_.predicted.weight)
+    error = estimates.std().item() / draws ** 0.5
+    assert abs(estimates.mean().item() - exact) < 4 * error + 1e-4
+    assert error < 0.05 * exact
+
+
+def test_a_caption_is_filled_with_eot_to_whole_blocks_and_the_last_has_no_clean_copy():
+    text = captions([5, 8, 12])
+    rows = two_streams(text, torch.tensor([4, 4, 5]), VOCAB, 12)
+    assert rows.valid.sum(1).tolist() == [8 + 4, 8 + 4, 12 + 10]
+    for row, size, count in zip(range(3), (4, 4, 5), (8, 8, 12), strict=True):
+        noisy = rows.sight.noisy[row] & rows.valid[row]
+        assert rows.position[row][noisy].tolist() == list(range(count))
+        n = int(caption_lengths(text, VOCAB)[row])
+        assert rows.text[row][noisy].tolist() == text[row, :n].tolist() + [eot_id(VOCAB)] * (count - n)
+        clean = ~rows.sight.noisy[row] & rows.valid[row]
+        assert rows.position[row][clean].tolist() == list(range((count - 1) // size * size))
+
+
+def test_the_times_of_blocks_are_uniform_and_stay_in_the_interval():
+    model = blocks(3, t_min=0.5)
+    text = captions([12] * 4000)
+    noised = model.corrupt(text, torch.rand(4000, dtype=torch.float64), torch.Generator().manual_seed(0))
+    last = (noised.position == 11) & noised.loss_mask
+    t = 1 / noised.weight[last]
+    assert t.min() > 0.5 and t.max() <= 1
+    # A token masked with probability t has the density 8t/3 on [.5, 1]: the mean of t is 7/9.
+    assert t.mean().item() == pytest.approx(7 / 9, abs=0.01)
+
+
+def test_padding_and_the_batch_change_nothing():
+    model, text, image = blocks(4), captions([3, 9, 12, 5]), images(4)
+    noised = model.corrupt(text, torch.rand(4, dtype=torch.float64), torch.Generator().manual_seed(0))
+    together = model(image, pack(text, noised, VOCAB))
+    assert all(together[key].isfinite().all() for key in ("token_nll", "token_weight"))
+    (together["token_nll"] * together["token_weight"]).sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.text.parameters())
+    start = 0
+    for row in range(4):
+        alone = NoisedCaptions(*(type(x)(*(y[row:row + 1] for y in x)) if isinstance(x, tuple) else
+                                 x if isinstance(x, bool) else x[row:row + 1] for x in noised))
+        found = model(image[row:row + 1], pack(text[row:row + 1], alone, VOCAB))["token_nll"]
+        assert torch.allclose(found, together["token_nll"][start:start + len(found)], atol=2e-6)
+        start += len(found)
+
+
+def reordered(text: torch.Tensor, **given) -> NoisedCaptions:
+    target = target_tokens(text, VOCAB)
+    return NoisedCaptions(text.flip(1), target, target.float(), target, True, torch.zeros(len(text)), **given)
+
+
+def test_reordered_text_without_an_answer_is_refused_by_the_name_of_its_objective():
+    text = captions([12, 12, 12])
+    with pytest.raises(ValueError, match="'backwards' reads other tokens than the caption's: .* NoisedCaptions.tokens"):
+        pack(text, reordered(text), VOCAB, "backwards")
+    assert pack(text, reordered(text, tokens=text.flip(1)), VOCAB).predicted.token.shape == (33,)
+    for wrong, why in ({"tokens": text[:, :5]}, "several shapes"), ({"tokens": text, "valid": text < 0}, "not valid"), \
+            ({"tokens": text, "sight": torch.zeros(3, 12, 12, dtype=torch.bool)}, "sees nothing"):
+        with pytest.raises(ValueError, match=f"'backwards' .*{why}"):
+            pack(text, reordered(text, **wrong), VOCAB, "backwards")
+
+
+def test_an_own_relation_of_all_to_all_is_masked_diffusion():
+    model, text, image = tiny_captioner("mdc"), captions([6, 9, 12]), images(3)
+    noised = model.corrupt(text, torch.tensor([0.3, 0.6, 0.9], dtype=torch.float64), torch.Generator().manual_seed(0))
+    everything = noised._replace(sight=torch.ones(3, 12, 12, dtype=torch.bool))
+    expected, found = (model(image, pack(text, x, VOCAB))["token_nll"] for x in (noised, everything))
+    assert torch.allclose(found, expected, atol=2e-6)
+    causal = tiny_captioner("arc")
+    noised = causal.corrupt(text)
+    triangle = noised._replace(sight=torch.ones(3, 12, 12, dtype=torch.bool).tril(), causal=True)
+    expected, found = (causal(image, pack(text, x, VOCAB))["token_nll"] for x in (noised, triangle))
+    assert torch.allclose(found, expected, atol=2e-6)
+
+
+def test_an_objective_may_use_the_model_in_training(monkeypatch):
+    """A second, blind pass on the mean image weighs the tokens. Validation stays one pass."""
+    from open_clip_mdc.objectives import OBJECTIVES
+
+    def weighed(model, image_embs, captions_):
+        with torch.no_grad():
+            blind = model.token_nll(image_embs.mean(0).expand_as(image_embs), captions_)
+        predicted = captions_.predicted
+        weight = predicted.weight * (1 - (-blind).exp())
+        return model.token_nll(image_embs, captions_), captions_._replace(predicted=predicted._replace(weight=weight))
+
+    monkeypatch.setitem(OBJECTIVES, "mdc", OBJECTIVES["mdc"]._replace(forward=weighed))
+    model, text, image = tiny_captioner("mdc"), captions([6, 9, 12]), images(3)
+    prepared = model.prepare(text)
+    plain, trained = model(image, prepared), copy.deepcopy(model).train()(image, prepared)
+    embs = model.encode_image_tokens(image)
+    blind = model.token_nll(embs.mean(0).expand_as(embs), prepared)
+    assert torch.allclose(trained["token_weight"], prepared.predicted.weight * (1 - (-blind).exp()), atol=1e-6)
+    assert torch.equal(plain["token_weight"], prepared.predicted.weight)
+    assert torch.equal(plain["token_nll"], trained["token_nll"]) and not trained["token_weight"].requires_grad
+
+
+
+
+def exact_in_order(model, image, text, size: int) -> tuple[float, list[int]]:
+    """Reveal the true token where the model is surest of any, block by block, by a naive loop."""
+    n = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size)
+    filled = text[0].masked_fill(torch.arange(12) >= caption_lengths(text, VOCAB), eot_id(VOCAB))[None]
+    total, order = 0.0, []
+    for start in range(0, n, size):
+        hidden = [p for p in range(start, min(start + size, n)) if p > 0]
+        while hidden:
+            log_prob = naive_logits(model, image, filled, size, dict.fromkeys(hidden, mask_id(VOCAB))).log_softmax(1)
+            best = int(log_prob.amax(1).argmax())
+            order.append(hidden[best])
+            total += log_prob[best, filled[0, hidden[best]]].item()
+            hidden.pop(best)
+    return total, order
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 12])
+def test_the_likelihood_is_that_of_a_naive_loop_over_blocks(size):
+    model, image = blocks(size), images(2)
+    text = torch.stack((captions([5, 9, 12]), captions([4, 4, 8], seed=1)))
+    with torch.inference_mode():
+        found = model.log_likelihood(image, text, return_details=True)
+        for b in range(2):
+            for c in range(3):
+                expected, order = exact_in_order(model, image[b:b + 1], text[b, c:c + 1], size)
+                assert found.log_likelihood[b, c].item() == pytest.approx(expected, abs=2e-5)
+                steps = found.order[b, c]
+                inside = [p for p in order if p < caption_lengths(text[b, c], VOCAB)]
+                assert sorted(inside, key=lambda p: (p // size, steps[p])) == inside
+        assert torch.allclose(found.token_log_likelihood.sum(2), found.log_likelihood, atol=1e-5)
+        alone = model.log_likelihood(image[1:], text[1:, 2:])
+        assert torch.allclose(alone, found.log_likelihood[1:, 2:], atol=1e-5)
+
+
+def test_blocks_of_one_token_are_the_factorisation_from_left_to_right():
+    """log p(c_i | c_<i, image) by one masked token after the true ones, to 1e-6."""
+    model, image, text = blocks(1), images(1), captions([8])
+    with torch.inference_mode():
+        found = model.log_likelihood(image, text, return_details=True).token_log_likelihood[0]
+        for p in range(1, 8):
+            log_prob = naive_logits(model, image, text, 1, {p: mask_id(VOCAB)}).log_softmax(1)
+            assert found[p].item() == pytest.approx(log_prob[0, text[0, p]].item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_captions_are_decoded_block_by_block_as_by_a_naive_loop_without_a_cache(size):
+    model, image = blocks(size, seed=2), images(4)
+    found = model.generate(image, return_trace=True)
+    for b in range(4):
+        text = torch.full((1, 12), mask_id(VOCAB))
+        text[0, 0], text[0, 11] = VOCAB - 2, eot_id(VOCAB)
+        steps, ended = torch.full((12,), -1), False
+        for start in range(0, 12, size):
+            hidden = [p for p in range(max(start, 1), min(start + size, 11))] * (not ended)
+            step = start
+            while hidden:
+                logits = naive_logits(model, image[b:b + 1], text, size, dict.fromkeys(hidden, mask_id(VOCAB)))
+                log_prob = logits.log_softmax(1)
+                log_prob[:, VOCAB - 2] = -torch.inf
+                best = int(log_prob.amax(1).argmax())
+                place = hidden.pop(best)
+                text[0, place], steps[place], step = log_prob[best].argmax(), step, step + 1
+            if (text[0, start:start + size] == eot_id(VOCAB)).any():
+                break
+        n = int(caption_lengths(text, VOCAB))
+        assert found.text[b, :n].tolist() == text[0, :n].tolist() and (found.text[b, n:] == 0).all()
+        assert found.step[b, :n].tolist() == steps[:n].tolist()
+        whole = (n - 1) // size * size  # the last block may hold other tokens behind EOT than the score takes
+        with torch.inference_mode():
+            one = model.log_likelihood(image[b:b + 1], found.text[b:b + 1], return_details=True)
+        assert torch.allclose(one.token_log_likelihood[0, :whole], found.log_prob[b, :whole], atol=2e-5)
+
+
+def test_gaps_are_filled_and_options_of_whole_captions_are_refused():
+    model, image = blocks(4), images(3)
+    text = captions([9])
+    text[0, [2, 6, 7]] = mask_id(VOCAB)
+    found = model.generate(image, text=text, return_trace=True, repeats="avoid")
+    given = torch.tensor([p for p in range(9) if p not in (2, 6, 7)])
+    assert (found.text[:, given] == text[:, given]).all() and not (found.text == mask_id(VOCAB)).any()
+    assert (found.step[:, given] == -1).all() and (found.step[:, [2, 6, 7]] >= 0).all()
+    assert (caption_lengths(found.text, VOCAB) == 9).all()
+    assert (caption_lengths(model.generate(image, length=5), VOCAB) <= 7).all()
+    for options, why in ({"sampler": "ancestral"}, "block by block"), ({"length": "sample"}, "length"), \
+            ({"length": 11}, "length"):
+        with pytest.raises(ValueError, match=why):
+            model.generate(image, **options)
+
+
+def test_samples_and_guidance_are_those_of_each_image():
+    model, image = blocks(3, seed=2), images(3)
+    null = model.encode_image_tokens(images(32, seed=5)).mean(0)
+    plain = model.generate(image)
+    assert torch.equal(model.generate(image, guidance_scale=1.0), plain)
+    strong = model.generate(image, guidance_scale=4.0, blind=null)
+    alone = [model.generate(image[b:b + 1], guidance_scale=4.0, blind=null)[0] for b in range(3)]
+    assert all(torch.equal(row[row != 0], one[one != 0]) for row, one in zip(strong, alone, strict=True))
+    ignoring = model.generate(image, guidance_scale=0.0, blind=null)
+    assert (ignoring == ignoring[0]).all()
+    from open_clip_mdc.decoding.sampling import Sampling
+    drawn = model.generate(image, samples=5, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(0)))
+    assert drawn.shape[0] == 15 and len({tuple(row.tolist()) for row in drawn}) > 10
