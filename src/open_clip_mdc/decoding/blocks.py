@@ -11,33 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..models.caption_logits import BlockReader
 from ..models.captioner import Captioner
-from ..models.decoder import TextDecoder, TextKV
-from ..models.interface import ImageKV, Network, TokenLogits
+from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id, valid_tokens
 from .confidence import unmask_by_confidence
 from .sampling import Decoded, Search, Unmasking
-
-
-class BlockReader:
-    """A `Network` that reads one block after another. Its texts [R, 1 + n] begin with the token before the block."""
-
-    def __init__(self, decoder: TextDecoder, image_kv: ImageKV):
-        self.decoder, self.image_kv = decoder, image_kv
-        self.past: TextKV | None = None
-
-    def __call__(self, lengths: Sequence[int]) -> TokenLogits:
-        return self.logits
-
-    def logits(self, text: Tensor, predicted: Tensor) -> Tensor:
-        """Return logits [M, V] at `predicted`, long [M] into R*(1 + n), of `text`, long [R, 1 + n]."""
-        hidden, _ = self.decoder.step(text[:, 1:], self.image_kv, self.past)  # [R, n, W]
-        row, column = predicted // text.shape[1], predicted % text.shape[1]
-        return self.decoder.output(hidden[row, column - 1])
-
-    def keep(self, block: Tensor) -> None:
-        """Read a finished block, long [R, n], which all later ones see."""
-        _, self.past = self.decoder.step(block, self.image_kv, self.past)
 
 
 def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor, size: int, vocab_size: int,

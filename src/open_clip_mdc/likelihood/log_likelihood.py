@@ -63,8 +63,7 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
         image: [B, 3, height, width]. With `blind` it is ignored and may be None.
         text: long [B, L] or [B, C, L] from the tokenizer: SOT, tokens, EOT, anything. Best on the CPU.
         method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for masked diffusion,
-            "bound" for mask-and-replace diffusion. (The other two score such a model as if it never replaced tokens.)
-            None is the first that fits the model's objective.
+            "bound" if tokens are also replaced (the other two ignore that). None is the first that fits.
         num_samples, seed: see `monte_carlo` and `bound`. interval: see `monte_carlo`.
         blind: the null image, [P, D] from `mean_image`, used as every image. It gives log p(caption), which you can
             subtract for a debiased score.
@@ -83,15 +82,12 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).cpu(), model.vocab_size)
     first = first.to(image_embs.device, non_blocking=True)
     drawn = method in ("monte_carlo", "bound")
-    in_blocks = model.objective.order == "blocks"  # two streams take twice the tokens
+    copies = 5 if model.objective.order == "blocks" else 4 if method == "bound" else 2  # two streams take twice as many
     images_per_call, captions_per_call, max_tokens = _chunk_sizes(
-        model, image_embs, captions, memory_mib, 4 + in_blocks if method == "bound" or in_blocks else 2,
-        num_samples if drawn else None)
+        model, image_embs, captions, memory_mib, copies, num_samples if drawn else None)
     draws = {"num_samples": num_samples, "seed": seed, "max_tokens": max_tokens}
     estimator = {
-        "autoregressive": autoregressive,
-        "heuristic": partial(heuristic_in_blocks, size=model.caption_cfg.block_sizes[0],
-                             context_length=model.context_length) if in_blocks else heuristic,
+        "autoregressive": autoregressive, "heuristic": _heuristic(model),
         "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), **draws),
         "bound": partial(bound, schedule=model.objective.schedule, **draws)}[method]
 
@@ -123,6 +119,12 @@ def decoder_passes(text: Tensor, vocab_size: int, method: str, num_samples: int 
     passes = {"autoregressive": lambda n: 1, "heuristic": lambda n: n, "bound": lambda n: num_samples,
               "monte_carlo": lambda n: len(draw_masks(n, num_samples, seed, interval and tuple(interval)).hidden)}
     return torch.tensor([passes[method](n) if n else 0 for n in lengths.tolist()])
+
+
+def _heuristic(model: Captioner) -> Callable:
+    if model.objective.order != "blocks":
+        return heuristic
+    return partial(heuristic_in_blocks, size=model.caption_cfg.block_sizes[0], context_length=model.context_length)
 
 
 def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None) -> None:

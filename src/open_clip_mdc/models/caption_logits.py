@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..objectives.blocks import two_streams
 from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, in_few_sizes, pack_tokens
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
-from .decoder import TextDecoder
-from .interface import ImageKV
+from .decoder import TextDecoder, TextKV
+from .interface import ImageKV, TokenLogits
 
 if TYPE_CHECKING:
     from .step_graphs import StepGraphs
@@ -64,14 +64,15 @@ class BlockLogits:
         """Pack both streams of captions [R, L] on the CPU, in blocks of `size` tokens."""
         self.decoder, self.image_kv = decoder, image_kv
         device = image_kv[0][0].device
-        rows = two_streams(text, torch.full((len(text),), size), decoder.vocab_size, decoder.context_length)
-        place = torch.arange(len(text))[:, None] * text.shape[1] + rows.position  # into R*L
-        packed = pack_tokens(place, rows.valid, False, None, rows.position, rows.sight)
+        ids, position, valid, sight = two_streams(
+            text, torch.full((len(text),), size), decoder.vocab_size, decoder.context_length)
+        place = torch.arange(len(text))[:, None] * text.shape[1] + position  # into R*L
+        packed = pack_tokens(place, valid, False, None, position, sight)
         self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
         # What the clean stream reads never changes, [N].
-        self.clean, self.noisy = (x[rows.valid].to(device, non_blocking=True) for x in (rows.text, rows.sight.noisy))
+        self.clean, self.noisy = (x[valid].to(device, non_blocking=True) for x in (ids, sight.noisy))
         # The noisy stream comes first in a row: for each position of [R, L], the packed token that reads it.
-        count = rows.valid.sum(1)
+        count = valid.sum(1)
         start = count.cumsum(0) - count
         self.predictor = (start[:, None] + torch.arange(text.shape[1])).flatten().to(device, non_blocking=True)
 
@@ -80,6 +81,27 @@ class BlockLogits:
         token = text.flatten().index_select(0, self.packed.token).where(self.noisy, self.clean)
         hidden = self.decoder(self.packed._replace(token=token), self.image_kv)  # [N, W]
         return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
+
+
+class BlockReader:
+    """A `Network` that reads one block after another. Its texts [R, 1 + n] begin with the token before the block."""
+
+    def __init__(self, decoder: TextDecoder, image_kv: ImageKV):
+        self.decoder, self.image_kv = decoder, image_kv
+        self.past: TextKV | None = None
+
+    def __call__(self, lengths: Sequence[int]) -> TokenLogits:
+        return self.logits
+
+    def logits(self, text: Tensor, predicted: Tensor) -> Tensor:
+        """Return logits [M, V] at `predicted`, long [M] into R*(1 + n), of `text`, long [R, 1 + n]."""
+        hidden, _ = self.decoder.step(text[:, 1:], self.image_kv, self.past)  # [R, n, W]
+        row, column = predicted // text.shape[1], predicted % text.shape[1]
+        return self.decoder.output(hidden[row, column - 1])
+
+    def keep(self, block: Tensor) -> None:
+        """Read a finished block, long [R, n], which all later ones see."""
+        _, self.past = self.decoder.step(block, self.image_kv, self.past)
 
 
 class CaptionReader(nn.Module):

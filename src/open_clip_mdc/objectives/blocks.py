@@ -7,8 +7,6 @@ later blocks read. Blocks of one token are the factorisation of Eq. 7, and one b
 
 Dimensions: B captions, L positions, W tokens of both streams.
 """
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -18,15 +16,6 @@ from .config import CaptionCfg
 from .masked import loss_weight, sample_t
 from .registry import register_objective
 from .times import GOLDEN_RATIO
-
-
-class Streams(NamedTuple):
-    """The rows of both streams, the noisy one first. At padding, position and block are those of a real token."""
-
-    text: Tensor  # long [B, W], clean ids
-    position: Tensor  # long [B, W], in the caption
-    valid: Tensor  # bool [B, W]
-    sight: Sight  # [B, W]
 
 
 def filled(text: Tensor, size: Tensor | int, vocab_size: int, context_length: int) -> tuple[Tensor, Tensor]:
@@ -41,16 +30,21 @@ def filled(text: Tensor, size: Tensor | int, vocab_size: int, context_length: in
     return text.masked_fill(position >= lengths[:, None], eot_id(vocab_size)), count
 
 
-def two_streams(text: Tensor, size: Tensor, vocab_size: int, context_length: int) -> Streams:
-    """Return the rows of captions [B, L] in blocks of `size` [B] tokens, on the CPU."""
+def two_streams(text: Tensor, size: Tensor, vocab_size: int, context_length: int
+                ) -> tuple[Tensor, Tensor, Tensor, Sight]:
+    """Return the rows of captions [B, L] in blocks of `size` [B] tokens, on the CPU. The noisy stream comes first.
+
+    Returns clean ids, long [B, W], their positions in the caption, long [B, W], which of them are valid, bool [B, W],
+    and the `Sight`.
+    """
     text, count = filled(text, size, vocab_size, context_length)
     # No block reads the last one, so it has no clean copy: [B].
     clean = (count - 1) // size * size
     place = torch.arange(int((count + clean).max()), device=text.device)
     noisy = place < count[:, None]
     position = torch.where(noisy, place, place - count[:, None]).clamp(max=text.shape[1] - 1)
-    return Streams(text.gather(1, position), position, place < (count + clean)[:, None],
-                   Sight(position // size[:, None], noisy))
+    return (text.gather(1, position), position, place < (count + clean)[:, None],
+            Sight(position // size[:, None], noisy))
 
 
 @register_objective("block-diffusion", order="blocks", scorers=("heuristic",))
@@ -62,12 +56,13 @@ def block_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
     # A mixture of sizes: each caption draws its own.
     size = sizes[torch.randint(len(sizes), (len(text),), generator=generator)] if len(sizes) > 1 \
         else sizes.expand(len(text))
-    rows = two_streams(text, size, vocab_size, text.shape[1])  # a tokenizer's L is the context
+    # A tokenizer's L is the context. [B, W] each.
+    text, position, valid, sight = two_streams(text, size, vocab_size, text.shape[1])
     # Steps of the golden ratio spread the times of a caption's blocks over (0, 1]. Each alone is as uniform as u.
-    u = 1 - ((1 - u[:, None]) + rows.sight.block * GOLDEN_RATIO) % 1
+    u = 1 - ((1 - u[:, None]) + sight.block * GOLDEN_RATIO) % 1
     t = sample_t(u, cfg.t_min, cfg.t_max)  # [B, W]
-    target = rows.sight.noisy & rows.valid & (rows.position > 0)  # SOT is given
-    masked = target & (noise.gather(1, rows.position) < t)
+    target = sight.noisy & valid & (position > 0)  # SOT is given
+    masked = target & (noise.gather(1, position) < t)
     weight = torch.where(masked, loss_weight(t, cfg.loss_weight), 0)
-    return NoisedCaptions(rows.text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t[:, 0],
-                          rows.text, rows.position, rows.valid, rows.sight)
+    return NoisedCaptions(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, t[:, 0],
+                          text, position, valid, sight)
