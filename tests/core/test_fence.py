@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 15_860, 87.5),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.3),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_850, 45.5),
-    "tests": (("tests",), 25_350, 191),
+    "tests": (("tests",), 25_660, 194.2),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
