@@ -46,7 +46,7 @@ def needs_data(*names: str):
 def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> OpenCLIPCaptioner:
     """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode."""
     torch.manual_seed(seed)
-    if OBJECTIVES[objective].order == "blocks":
+    if objective in OBJECTIVES and OBJECTIVES[objective].order == "blocks":
         caption_cfg = {"block_sizes": [3], **caption_cfg}
     return OpenCLIPCaptioner(
         64,

@@ -188,9 +188,9 @@ def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_
 
 
 def _network(model: Captioner, image_kv: ImageKV) -> Network:
-    def network(lengths: Sequence[int], images: np.ndarray | None = None, clean: Tensor | None = None) -> TokenLogits:
+    def network(lengths: Sequence[int], images: np.ndarray | None = None, **clean: Tensor) -> TokenLogits:
         if images is None:
-            return model.token_logits(image_kv, lengths, clean=clean)
+            return model.token_logits(image_kv, lengths, **clean)
         index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
         return model.token_logits([(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv], lengths)
 
