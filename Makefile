@@ -216,7 +216,7 @@ bench: | $(TRAINED)
 
 # The same on a GPU, each part within 10 minutes. Writes the section "Measured" of benchmarks/GPU.md.
 bench-gpu: .venv/installed
-	$(BENCH)gpu --parts ceilings,copies,losses,attentions,syncs,decoding,scoring
+	$(BENCH)gpu --parts ceilings,syncs,decoding,scoring
 	for size in ViT-B-16 ViT-B-32 ViT-L-14; do $(BENCH)gpu --parts steps --sizes $$size || exit; done
 
 # build/SCALE is kept, as it holds hours of training.

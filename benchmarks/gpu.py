@@ -27,7 +27,7 @@ from .report import write_section
 
 FOLDER = Path(__file__).parent
 PARTS = {name: getattr(gpu_parts, name) for name in (
-    "ceilings", "copies", "losses", "attentions", "syncs", "decoding", "scoring", "steps")}
+    "ceilings", "syncs", "decoding", "scoring", "steps")}
 IDENTITY = ("model", "size", "batch", "mode", "what", "tokens", "precision", "tokens a step")
 HEAD = """# Speed and memory on a GPU
 

@@ -46,24 +46,6 @@ def evaluate(*flags, name="result") -> dict:
     return json.loads(Path(f"{name}.json").read_text())
 
 
-def test_sugar_crepe_by_likelihood(scenes, runs, tmp_path):
-    result = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_att",
-                      "--dataset_root", scenes / "sugarcrepe", "--scorer", "monte_carlo", "--num_samples", "16")
-    assert result["model"] == "MDC-ViT-Ti-8" and result["task"] == "image_caption_selection"
-    metrics = result["metrics"]
-    assert metrics["cases"] == len(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()))
-    assert metrics["scorer"] == "monte_carlo" and 0 < metrics["mean_draws"] <= 16
-
-
-def test_linear_probe_of_gap_features(scenes, runs, tmp_path):
-    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe", "--dataset_root",
-             scenes / "probe", "--task", "linear_probe", "--feature_root", tmp_path / "features", "--batch_size", "64",
-             "--fewshot_lr", "0.1", "--fewshot_epochs", "10", "--save_probe", tmp_path / "probe.safetensors")
-    metrics = evaluate(*flags)["metrics"]
-    assert metrics["feature"] == "gap" and 1 / 16 < metrics["lp_acc1"] <= 1
-    assert (tmp_path / "probe.safetensors").exists()
-
-
 def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
     data = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"], shards=3)
     probe = ("--dataset", "wds/probe", "--dataset_root", data, "--batch_size", "5", "--task")

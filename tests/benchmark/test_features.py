@@ -1,7 +1,6 @@
 """Claims about the features of probes and their cache. Run: pytest tests/benchmark/test_features.py"""
 
 import copy
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import torch.nn.functional as F
 from clip_benchmark.datasets.builder import build_dataset
 from conftest import SHARED, needs_data
 from open_clip.model import CLIP
-from safetensors import safe_open
 from torch.utils.data import DataLoader, Dataset, Subset
-from torchvision.transforms import Compose, Lambda, Normalize
+from torchvision.transforms import Normalize
 
 from clip_benchmark_ext.features import (
     cache_key,
@@ -229,46 +227,6 @@ def test_a_file_under_a_wrong_name_is_not_believed(tmp_path):
         assert fetch(tmp_path, tiny_clip())[2] == 3
 
 
-def test_a_file_tells_a_reader_what_it_is(tmp_path):
-    fetch(tmp_path, tiny_clip(), kind="cls")
-    with safe_open(next(tmp_path.glob("train-*.safetensors")), framework="pt") as file:
-        key = json.loads(file.metadata()["key"])
-    assert (key["split"], key["feature"], key["normalize"]) == ("train", "cls", False)
-    assert key["precision"] == "that of the weights"
-    assert (key["data"]["source"], key["data"]["images"]) == ("Images", 10)
-    assert key["model"] == fingerprint(tiny_clip())
-
-
-def run_python(code, **popen):
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                            env=os.environ | {"PYTHONPATH": path}, **popen)
-
-
-@pytest.fixture(scope="module")
-def killed_run(tmp_path_factory):
-    """The folder of a run that died between writing its file and giving it its name, and the name it had in mind."""
-    folder = tmp_path_factory.mktemp("killed")
-    run = run_python(f"""
-import os
-os.replace = lambda *names: os._exit(9)
-import test_features as t
-print(t.feature_path({str(folder)!r}, t.tiny_key()), flush=True)
-t.fetch({str(folder)!r}, t.tiny_clip(), t.tiny_loader())
-""", stderr=subprocess.DEVNULL)
-    output, _ = run.communicate(timeout=1200)
-    assert run.returncode == 9
-    return folder, output.strip()
-
-
-def tiny_loader():
-    return DataLoader(Images(transform=Compose([Lambda(identity)])), batch_size=4)  # prints with a memory address
-
-
-def tiny_key():
-    return cache_key(fingerprint(tiny_clip()), tiny_loader(), "train", "pooled", False, "cpu", False)
-
-
 class Constants(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -302,19 +260,6 @@ def test_names_of_files_are_those_of_earlier_versions(tmp_path):
     assert about["content"].startswith("8d40322ae92cbee6")
     assert about["sample"].startswith("0f5940c1ecc47f0e")
     assert feature_path("", key) == "test-be3eaa81bdd8b2485b6e684b.safetensors"
-
-
-def test_the_key_is_the_same_in_another_process(killed_run):
-    folder, path = killed_run
-    assert feature_path(str(folder), tiny_key()) == path
-
-
-def test_a_run_killed_while_writing_leaves_nothing_that_counts(killed_run):
-    folder, path = killed_run
-    leftover, = folder.iterdir()
-    assert leftover.name.startswith(f".{os.path.basename(path)}.")
-    assert fetch(folder, tiny_clip(), tiny_loader())[2] == 3
-    assert fetch(folder, tiny_clip(), tiny_loader())[2] == 0
 
 
 def test_a_disk_without_room_is_an_error_that_names_the_file(tmp_path):

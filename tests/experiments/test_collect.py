@@ -32,18 +32,6 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
     assert float(rows["[0.5, 1.0]"]["std"]) == pytest.approx(math.sqrt(28)) and rows["[0.3, 0.8]"]["mean"] == ""
 
 
-def test_best_and_second_are_marked_in_their_block_and_clip_lb_is_outside(tmp_path):
-    accuracies = {"ViT-Ti-8--short": 0.5, "ARC-ViT-Ti-8--short": 0.4, "MDC-ViT-Ti-8--short": 0.45,
-                  "ViT-Ti-8--long-x2": 0.9, "ViT-Ti-8--long": 0.6, "ARC-ViT-Ti-8--long": 0.7,
-                  "MDC-ViT-Ti-8--long": 0.65}
-    for name, accuracy in accuracies.items():
-        write_result(tmp_path, "linear_probe", f"{name}--s0", "wds/probe", lp_acc1=accuracy)
-    page = collect.collect(scales.SCENES, place(tmp_path), ["table1"])["table1"]
-    shown = [line.split(" | ")[1].strip(" |") for line in page.splitlines() if "captions, " in line]
-    assert shown == ["**50.0**", "40.0", "*45.0*", "90.0", "60.0", "**70.0**", "*65.0*"]
-    assert "CLIP-LB stands outside the comparison" in page and "paper" not in page
-
-
 def test_averages_of_a_group_say_which_they_are(tmp_path):
     kind = "image_caption_selection"
     for subset, accuracy, cases in (("att", 0.7, 300), ("obj", 0.5, 100)):
@@ -98,23 +86,6 @@ def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
         collect.collect(scales.SCENES, place(tmp_path), ["table5"])
 
 
-def test_a_table_says_in_what_its_runs_were_trained(tmp_path):
-    runs = [Run("MDC-ViT-Ti-8", "short"), Run("MDC-ViT-Ti-8-t0.0-1.0", "short")]
-    for run in runs:
-        write_result(tmp_path, "linear_probe", run.name(0), "wds/probe", lp_acc1=0.5)
-        folder = commands.folder(run, 0, place(tmp_path))
-        folder.mkdir(parents=True)
-        (folder / "command.txt").write_text(commands.recipe(scales.SCENES, run, 0))
-        (folder / "environment.txt").write_text("A, 1 thread\n")
-
-    def page() -> str:
-        return collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
-    assert page().endswith("Not run: [0.3, 0.8]; [0.4, 0.9].\nTrained on A, 1 thread.\n")
-    with (folder / "environment.txt").open("a") as file:
-        file.write("B, 1 thread\n")  # it was resumed there
-    assert page().endswith("\nTrained on A, 1 thread (1 of 2 runs); A, 1 thread and B, 1 thread (1 of 2 runs).\n")
-
-
 def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path):
     noise = [1.0, -1.0] * 20
     lines = [f"... Train Epoch: 0 [{i:>2}/99 (3%)] Caption_loss: {20 - 0.01 * i + n:.5f} (7.0) Loss: 99 (9)"
@@ -163,27 +134,3 @@ def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
     cell = next(c for c in TABLES["table2"](scales.PAPER)
                 if (c.row, c.column) == ("MDC (heuristic)", "SugarCrepe swap, micro"))
     assert values(read_results(tmp_path), scales.PAPER, cell) == {0: pytest.approx(60)}
-
-
-@pytest.mark.parametrize("name, metrics, shown", [
-    ("table7", {"CIDEr": 4.2, "exact_match": 0.25, "clip_texts_per_caption": 21.5}, ["**420.0**", "**25.0**", "21.5"]),
-    ("figure8", {"phrase_recall": 0.125, "exact_match": 0.5}, ["12.5", "50.0"]),
-    ("figure9", {"CIDEr": 3.0, "hallucinating_captions": 0.2}, ["300.0", "20.0"]),
-    ("figure10", {"CIDEr": 2.0, "div_2": 0.6}, ["200.0", "60.0"]),
-    ("figure11", {"CIDEr": 2.5, "exact_match": 0.1}, ["**250.0**", "**10.0**"]),
-    ("table8", {"lp_acc1": 0.75}, ["**75.0**"])])
-def test_results_of_tables_beside_the_papers_are_found_where_their_commands_leave_them(tmp_path, name, metrics, shown):
-    """Each figure and table has one result, of a run with seed 3. Each figure has a plot."""
-    cells = list(TABLES[name](scales.SCENES))
-    one = next(cell for cell in cells if cell.evaluation.guide) if name == "table7" else cells[0]
-    run = one.run.name(3)
-    write_result(tmp_path, commands.variant(one.evaluation), run, one.evaluation.datasets[0],
-                 commands.last_epoch(scales.SCENES, one.run), **metrics)
-    if name == "figure8":  # two data sets
-        other = next(cell for cell in cells if cell.column == "MDC, others")
-        write_result(tmp_path, commands.variant(other.evaluation), run, other.evaluation.datasets[0],
-                     commands.last_epoch(scales.SCENES, one.run), **metrics)
-    page = collect.collect(scales.SCENES, place(tmp_path), [name])[name]
-    (line,) = [line for line in page.splitlines() if line.startswith(f"| {one.row} |")]
-    assert all(f"| {number} |" in line for number in shown), line
-    assert (tmp_path / "tables" / f"{name}.png").exists() == name.startswith("figure")

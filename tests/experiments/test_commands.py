@@ -203,15 +203,6 @@ def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
     assert selection["ARC", "ARO relation, macro"] == 82.7 and selection["ARC, blind", "ARO relation, macro"] is None
 
 
-def test_a_small_scale_carries_no_number_of_another_data_set():
-    for name, table in TABLES.items():
-        assert all(cell.paper is None for cell in table(scales.SCENES)), name
-        if name != "table1":
-            assert all(cell.paper is None for cell in table(scales.FLICKR8K)), name
-    numbers = [c.paper for c in TABLES["table1"](scales.FLICKR8K)]
-    assert numbers == [89.2, 87.5, 88.4, 91.0, 90.5, 94.1, 93.9]  # the paper's CIFAR-10
-
-
 def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
     stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
     assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [

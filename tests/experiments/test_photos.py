@@ -82,16 +82,3 @@ def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path
     assert [what.removeprefix(f"{tmp_path}/data/") for what in found] == [
         "../encoders/efficientnet_lite0: the weights of the image encoder", "val", "train", "test"]
     assert all("prepare flickr8k" in fetch or "timm" in fetch for fetch in found.values())
-
-
-def test_few_photographs_are_seen_one_to_many_times_by_both_objectives(tmp_path):
-    printed = dry_run("--scale", "few", "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
-                      "--tables", "epochs", "--seeds", "0")
-    flags = [dict(zip(words, words[1:], strict=False)) for words in filter(is_training, printed)]
-    assert [(flag["--model"][:3], int(flag["--epochs"])) for flag in flags] == [
-        (objective, epochs) for objective in ("MDC", "ARC") for epochs in (1, 4, 16, 64)]
-    for flag in flags:
-        assert (flag["--train-num-samples"], flag["--val-data"]) == ("2500", f"{tmp_path}/out/data/val/val/00000.tar")
-    decodings = [words for words in printed if "captioning" in words]
-    assert [words[i:i + 2] for words in decodings for i, word in enumerate(words)
-            if word in ("--caption_length", "--num_beams")] == [["--caption_length", "auto"], ["--num_beams", "6"]]

@@ -96,6 +96,8 @@ def test_pooled_variances_are_the_mean_squares_of_one_and_of_two_ways():
     assert compare(one, two).error == pytest.approx(math.sqrt(2 * within.variance / 3))
     alone = compare(*(a_side._replace(pools=(paired._replace(p=0.2), within._replace(p=0.2))) for a_side in (one, two)))
     assert alone.p == pytest.approx(stats.ttest_rel(*table[:2]).pvalue)
+    same = compare(*(a_side._replace(trainings=frozenset({"a run"})) for a_side in (left, right)))
+    assert same.p == pytest.approx(stats.ttest_rel(*table[:2]).pvalue), "of the same trainings, by their own pairs"
     wild = right._replace(numbers={0: 0.0, 1: 100.0, 2: -100.0})
     assert compare(left, wild).p == pytest.approx(stats.ttest_rel(table[0], [0, 100, -100]).pvalue)
 
@@ -167,10 +169,8 @@ def simulate(rng: np.random.Generator, effects: np.ndarray, common: float, sprea
 
 
 def outcomes(rng: np.random.Generator, effects: np.ndarray, margin: float | None = None, common: float = 0.0,
-             spread: float = 1.0, pooled: bool = True) -> list[str]:
+             spread: float = 1.0) -> list[str]:
     first, *others = simulate(rng, effects, common, spread)
-    if not pooled:
-        first, *others = (one._replace(pools=()) for one in (first, *others))
     return [verdict.outcome for verdict in decide(compare(one, first, margin) for one in others)]
 
 
@@ -191,15 +191,3 @@ def test_at_most_five_percent_of_ledgers_hold_a_false_equality(common):
     false = sum("within" in outcomes(rng, effects, 2.0, common) for _ in range(LEDGERS))
     print(f"false equalities: {false} of {LEDGERS} ledgers, seed effect {common}")
     assert false <= MOST_FALSE
-
-
-def test_pooling_finds_what_three_seeds_of_two_rows_do_not():
-    """Effects of 5 standard deviations over seeds, equalities within 5, in a ledger of 11."""
-    rng, power = np.random.default_rng(5), {}
-    effects = np.array([0.0] + [5.0] * 5 + [0.0] * 6)
-    for pooled in (True, False):
-        found = [outcomes(rng, effects, 5.0, 1.0, pooled=pooled) for _ in range(40)]
-        power[pooled] = [float(np.mean([one[where].count(name) / len(one[where]) for one in found]))
-                         for where, name in ((slice(5), "above"), (slice(5, None), "within"))]
-    print(f"power of a difference and of an equality: pooled {power[True]}, by pairs {power[False]}")
-    assert min(power[True]) > 0.8 and max(power[False]) < 0.2

@@ -181,16 +181,6 @@ def test_print_says_what_there_is_and_fetches_nothing(name, tmp_path, capsys, mo
         assert cli.parse(shlex.split(command)).tool == "prepare"
 
 
-@pytest.mark.parametrize("name", fetch.SOURCES)
-@pytest.mark.parametrize("out", ["my data; touch P", "it's $(touch P) `touch P`/$HOME", "*"])
-def test_a_printed_command_takes_the_folder_as_one_word(name, out, capsys):
-    def words(folder: str) -> list[list[str]]:
-        cli.main(["fetch", name, "--out", folder, "--print"])
-        lines = capsys.readouterr().out.splitlines()[1 + len(fetch.SOURCES[name].files):]
-        return [shlex.split(line, comments=True) for line in lines]
-    assert words(out) == [[word.replace("PLAIN", out) for word in line] for line in words("PLAIN")]
-
-
 @pytest.mark.parametrize("out", ["my data; touch P", "a\ntouch P\n'b", "\x1b[2J\u202e \udcff"])
 def test_the_commands_run_for_any_folder(out, tmp_path, capsys):
     cli.main(["fetch", "coco", "--out", out, "--print"])

@@ -51,29 +51,6 @@ def test_the_order_hangs_on_seed_and_id_alone_and_every_order_comes_equally_ofte
     assert chi_squared < 20.5  # 5 degrees of freedom, 99.9 %
 
 
-def test_a_judge_that_always_says_a_selects_every_system_equally_often(server, data, tmp_path):
-    count, names = 320, ("s1", "s2", "s3", "s4")
-    server.reply = always("A")
-    run_tool([*data(count, *names), "--seed", "3"])
-    summary = results(tmp_path)
-    assert summary["letters"] == {"A": count} and summary["judged"] == summary["images"] == count
-    assert sum(summary["selection_rate"].values()) == pytest.approx(1)
-    error = (1 / 4 * 3 / 4 / count) ** 0.5  # of a binomial share: 2.4 %
-    for rate in summary["selection_rate"].values():
-        assert abs(rate - 1 / 4) < 3.5 * error
-
-
-def test_letters_are_mapped_back_for_every_place(server, data, tmp_path, capsys):
-    server.reply = lambda server, request: choose("bad" if image_of(request) == png(3) else "good")(server, request)
-    run_tool([*data(8, "good", "bad"), "--question", "Which?"])
-    assert {request["messages"][0]["content"][1]["text"].split("\n")[0] for request in server.requests} == {"Which?"}
-    summary = results(tmp_path)
-    assert summary["selection_rate"] == {"good": 7 / 8, "bad": 1 / 8} and set(summary["letters"]) == {"A", "B"}
-    assert summary["standard_error"]["good"] == pytest.approx((7 / 8 * 1 / 8 / 8) ** 0.5)
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert printed[1:3] == [["good", "87.5", "11.7"], ["bad", "12.5", "11.7"]]
-
-
 def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data):
     arguments = data(3, "a", "b", "c")
     write_captions(tmp_path / "a.json", {"0": "a dog", "1": "a cat", "2": "the sea"})

@@ -37,16 +37,6 @@ def test_waits_double_from_failure_to_failure_and_end(server, data, monkeypatch)
     assert len(waits) == 3 and waits[1] >= 1 and waits[2] >= 2
 
 
-def test_a_broken_connection_is_tried_again(server, data, tmp_path):
-    def reply(server, request):
-        if len(server.requests) == 1:
-            raise ConnectionAbortedError  # the handler ends without an answer
-        return 200, {}, "B"
-    server.reply, server.handle_error = reply, lambda *args: None
-    run_tool(data(1, "x", "y"))
-    assert results(tmp_path)["judged"] == 1 and len(server.requests) == 2
-
-
 @pytest.mark.parametrize("reply, message", [
     (always({"error": f"bad key\n{KEY}"}, 401), r'/v1 answers 401: {"error": "bad key\n***"}'),
     (always({"": 290 * "x" + KEY}, 400), 290 * "x" + "***"),

@@ -3,6 +3,7 @@
     pytest tests/tools/test_rich_scenes.py
 """
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -112,6 +113,16 @@ def as_dict(scene):
     return {"objects": [vars(item) for item in scene.objects], "background": scene.background}
 
 
+def test_the_world_stays_what_it_was():
+    """Published numbers are about these scenes and pairs."""
+    digest, world = hashlib.sha256(), World()
+    for scene, rng in drawn(60):
+        digest.update(repr((as_dict(scene), rich_world.captions(scene, rng), rng.random())).encode())
+    for index in range(60):
+        digest.update(repr(rich_world.draw_pair(world, world.rng("pairs", index))).encode())
+    assert digest.hexdigest()[:16] == "2fb76e13168ff54b"
+
+
 def test_all_that_captions_say_is_true_in_7_to_40_tokens_of_clip():
     clip, short, long = SimpleTokenizer(), Counter(), Counter()
     for scene, rng in drawn(400):
@@ -122,29 +133,6 @@ def test_all_that_captions_say_is_true_in_7_to_40_tokens_of_clip():
             lengths[len(clip.encode(text)) + 2] += 1
             assert 5 <= len(clip.encode(text)) <= 38
     assert len(short) > 8 and len(long) > 12 and max(short) < 20 < max(long)
-
-
-def test_wording_is_a_choice_and_reading_order_is_not():
-    for count, templates in ((1, 3), (2, 3), (4, 3)):
-        scene, rng = next(found for found in drawn(60) if len(found[0].objects) == count)
-        texts = {rich_world.caption(scene, rng) for _ in range(100)}
-        relations = {relation for relation in RELATIONS if any(f" {relation} " in text for text in texts)}
-        assert len(texts) == templates * max(1, len(relations))
-        assert len({tuple(re.findall(NOUN, text)) for text in texts}) == 1  # the same objects in the same order
-    for scene, _ in drawn(100):
-        cells = [halves(item) for item in as_dict(scene)["objects"]]
-        assert cells == sorted(set(cells))
-
-
-def test_objects_do_not_touch_and_are_1_to_4_of_all_sizes():
-    counts, sizes = Counter(), Counter()
-    for scene, _ in drawn(300):
-        counts[len(scene.objects)] += 1
-        sizes.update(item.size for item in scene.objects)
-        for i, a in enumerate(scene.objects):
-            assert a.radius <= min(abs(line - at) for line in (0, 0.5, 1) for at in (a.x, a.y)) + 1e-3  # in its cell
-            assert all(np.hypot(a.x - b.x, a.y - b.y) > a.radius + b.radius for b in scene.objects[:i])
-    assert set(counts) == {1, 2, 3, 4} and min(counts.values()) > 30 and min(sizes.values()) > 100
 
 
 def test_pixels_have_the_colour_of_the_object_that_is_there():
@@ -171,22 +159,6 @@ def test_pairs_differ_by_the_swap_alone_and_are_false():
             assert len(text.split()) == len(true.split())
         swapped = {re.search(rf"{NOUN}.*?{NOUN}", text).groups() for text in (true, false["swap_obj"])}
         assert len(swapped) == 2 and len({frozenset(pair) for pair in swapped}) == 1
-
-
-def test_pairs_cannot_be_told_apart_without_the_image():
-    """A reader who has seen which of two words is true in 4,000 pairs guesses in 4,000 others."""
-    world, count = World(), 4000
-    first_words = {"swap_att": [], "swap_obj": [], "replace_rel": []}  # in which a pair differs: (true, false)
-    for index in range(2 * count):
-        _, true, false = rich_world.draw_pair(world, world.rng("pairs", index))
-        for name, text in false.items():
-            pairs = zip(true.split(), text.split(), strict=True)
-            first_words[name].append(next((word, other) for word, other in pairs if word != other))
-    for name, pairs in first_words.items():
-        seen = Counter(pairs[:count])
-        points = (1 if seen[word, other] > seen[other, word] else 0.5 if seen[word, other] == seen[other, word] else 0
-                  for word, other in pairs[count:])
-        assert abs(sum(points) / count - 0.5) < 4 * 0.5 / count ** 0.5, name  # 4 standard errors of a coin
 
 
 def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_path):

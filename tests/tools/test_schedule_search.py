@@ -13,7 +13,7 @@ from PIL import Image
 from experiments import gradient_noise
 from experiments import schedule_search as tool
 from experiments.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
-from experiments.schedule_search import per_t, report, search
+from experiments.schedule_search import per_t, search
 from open_clip_mdc.text.packing import NoisedCaptions, pack
 from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
@@ -112,19 +112,6 @@ def test_bias_counts_against_an_interval_and_spread_over_t_as_noise():
     assert whole[["snr", "cosine", "progress"]].tolist() == pytest.approx([0.5 / 3.5, 1, 0.5 / 4])
 
 
-def test_an_interval_whose_gradient_points_away_from_the_aim_makes_no_progress():
-    # Nine bins pull along +1. The last pulls against them three times as strongly, and has by far the least noise.
-    means = np.array([1.0] * 9 + [-3.0])
-    noise = np.array([9.0] * 9 + [0.01])
-    scores = interval_scores(unweighted(np.outer(means, means), noise))
-    assert means.mean() > 0  # the aim
-    away = row(scores, 0.9, 1.0)
-    assert away.cosine == pytest.approx(-1) and away.progress == 0
-    assert row(scores, 0.0, 1.0).progress > 0
-    squared = (means.mean() * means[-1]) ** 2 / (means.mean() ** 2 * (9 + 0.01))  # the rank it must not have
-    assert squared > scores.progress[scores.weight == "inverse_t"].max()
-
-
 def test_scores_of_zero_have_no_finite_error_and_are_never_tied(monkeypatch):
     left_out = np.array([[1.0, 2.0, 0.0], [1.0, 4.0, 3.0], [2.0, 2.0, 3.0]])
     with np.errstate(all="raise"):
@@ -164,17 +151,6 @@ def test_the_quietest_interval_of_the_least_width_is_proposed():
     assert whole.gain == 1 and whole.gain_error == 0
     assert row(scores, 0.3, 0.7).gain == pytest.approx((1 + np.mean(noise)) / 2)  # |m|^2 + noise, of [0, 1] over its
     assert (scores.t_max - scores.t_min)[scores.tied].size == 0
-
-
-def test_the_report_says_that_the_width_was_given_and_what_would_win_without_it():
-    measured = rigged([9, 9, 9, 1, 1, 1, 1, 9, 9, 0.1])
-    scores = search(measured, 0.4)
-    assert scores[scores.best_of_any_width][["t_min", "t_max"]].to_numpy().tolist() == [[0.9, 1.0]]
-    text = report(per_t(measured), scores, 0.4)
-    assert "Proposed: t in [0.3, 0.7]" in text
-    said = text[text.index("Only its position was found"):]
-    assert "--min-width 0.4" in said and f"[0.9, 1.0], {row(scores, 0.9, 1.0).gain:.2f} +-" in said
-    assert "[0.9, 1.0]" in text[text.index("with t uniform on an interval"):text.index("Proposed")]
 
 
 def test_intervals_that_differ_less_than_their_error_are_called_tied():
