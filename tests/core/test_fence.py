@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 4_600, 24.5),
-    "src": (("src",), 15_450, 84.9),
+    "the heart": (HEART, 5_000, 27.0),
+    "src": (("src",), 15_860, 87.5),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.3),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_740, 44.7),
-    "tests": (("tests",), 24_690, 184.8),
+    "tests": (("tests",), 25_000, 187.9),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
