@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_000, 27.0),
-    "src": (("src",), 15_860, 87.5),
+    "the heart": (HEART, 5_080, 27.3),
+    "src": (("src",), 15_940, 87.9),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.3),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_740, 44.7),
-    "tests": (("tests",), 25_000, 187.9),
+    "tests": (("tests",), 25_290, 190),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200

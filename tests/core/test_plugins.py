@@ -1,12 +1,16 @@
 """Claims about objectives that lie outside the package (tests/plugin_example).    pytest tests/core/test_plugins.py"""
 import json
+import runpy
 from pathlib import Path
 
 import pytest
-from conftest import REPO, complaint_of, run
+import torch
+from conftest import REPO, captions, complaint_of, images, run, tiny_captioner
 
 from open_clip_mdc.integration import arguments, configs, plugins
 from open_clip_mdc.integration.patches import register, unregister
+from open_clip_mdc.objectives import OBJECTIVES
+from open_clip_mdc.objectives.loss import CaptionLoss
 
 SPAN = REPO / "tests" / "plugin_example" / "span.py"
 MDC = ("python", "-m", "open_clip_mdc")
@@ -67,3 +71,33 @@ def test_a_plug_in_that_cannot_be_used_is_one_line(tmp_path):
 def test_a_row_that_extends_another_is_that_row_but_for_what_it_says():
     assert configs.ROWS["MDC-*-mcs"] == {**configs.ROWS["MDC-*"], "condition_drop": 0.1, "condition_mask": 0.1}
     assert plugins.name_of("a/b/span.py") == "span" == plugins.name_of("span")
+
+
+@pytest.fixture(scope="module")
+def next_steps():
+    before = dict(OBJECTIVES)
+    runpy.run_path(str(REPO / "tests" / "plugin_example" / "next_steps.py"))
+    yield
+    OBJECTIVES.clear()
+    OBJECTIVES.update(before)
+
+
+@pytest.mark.parametrize("name", ["schedule", "rates", "views", "loss", "backwards", "prefix", "blocks", "any-order",
+                                  "two-passes", "teacher", "reward", "eos-padded", "task-word"])
+def test_twelve_next_steps_of_the_literature_are_objectives_that_train(name, next_steps):
+    """One batch is learnt, as far as its noise lets it. (The reward has no loss that falls, so its gradient counts.)"""
+    model, text, image = tiny_captioner(f"step-{name}").train(), captions([5, 9, 12, 8]), images(4)
+    if name == "task-word":
+        text = captions([5, 9, 11, 8])
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for _ in range(40):
+        loss = CaptionLoss()(**model(image, text), output_dict=True)["caption_loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    grads = [p.grad.abs().max() for p in model.text.parameters() if p.grad is not None]
+    assert max(grads) > 0
+    if name not in ("reward", "teacher"):
+        assert sum(losses[-5:]) < 0.7 * sum(losses[:5]), losses
