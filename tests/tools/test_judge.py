@@ -1,7 +1,8 @@
 """Claims about the LLM judge, made against a real HTTP server on this machine.    pytest tests/tools/test_judge.py"""
 import json
 from collections import Counter
-from itertools import permutations
+from itertools import chain, permutations
+from pathlib import Path
 
 import judge_server
 import pytest
@@ -69,35 +70,12 @@ def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data
 
 # ---- what is answered ----------------------------------------------------------------------------------------------
 
+# Answers with the letter that each chooses, by kind.
+ANSWERS = json.loads((Path(__file__).parent / "fixtures" / "answers.json").read_text(encoding="utf-8"))
 CAPTIONS = ["a man riding a wave", "a surfer on a board", "surfer surfer", "two dogs run in the snow"]
 
 
-@pytest.mark.parametrize("answer, letter", [
-    # a letter, however dressed
-    ("B", "B"), ("b", "B"), ("a", "A"), ("B.", "B"), ("(B)", "B"), ("**B**", "B"), ("\n`B`\n", "B"),
-    ("\\boxed{D}", "D"), ("Caption B", "B"), ("caption a.", "A"), ("Answer: C", "C"), ("**Answer: Option C**", "C"),
-    ("A", "A"),
-    # with its caption, or one letter in a text
-    ("B. a surfer on a board", "B"), ("B) A surfer on a board.", "B"), ("**A. a man riding a wave**", "A"),
-    ('A: "a man riding a wave"', "A"), ("The image shows a surfer, so caption C.", "C"),
-    ("Caption B best depicts the image and does not contain duplicate words.", "B"),
-    ("Caption A accurately depicts the image.", "A"), ("A is the best caption.", "A"),
-    ("I choose A over the rest", "A"),
-    ("The caption that best depicts the image and is also coherent is:\n\n**D. two dogs run in the snow**\n\nIt has no "
-     "duplicate words.", "D"),
-    # several letters: only where clauses declare one of them the best
-    ("The best is B because A is blurry.", "B"), ("Caption D is the best choice; caption C repeats words.", "D"),
-    ("A: fine\nB: dull\nC: repeats\n\nThe best caption is:\n**A. a man riding a wave**", "A"),
-    ("A) repeats a word.\nB) is awkward.\n\nTherefore, D.", "D"), ("I prefer A. B and C are dull.", "A"),
-    ("B is good. A is second best.", None), ("The best caption is not A but C.", None), ("A or B", None),
-    ("Both A and B are best.", None), ("The best is A. Then again, the best is B.", None),
-    ("Choose the best caption:\nA: fine\nB: dull", None), ("I would choose B over A.", None),
-    ("B. A man rides on it.", None),  # perhaps an article, perhaps the other caption
-    # nothing that can be counted
-    ("", None), ("None of them.", None), ("Not B.", None), ("B is not coherent.", None), ("E", None), ("AB", None),
-    ("A dog in the snow.", None), ("A man riding a wave", None), ("I cannot see the image.", None), ("Vitamin", None),
-    ("I don't think that B is the best", None), ("B-52 bombers", None), ("B and E", None),
-])
+@pytest.mark.parametrize("answer, letter", chain.from_iterable(ANSWERS.values()))
 def test_an_answer_is_a_letter_or_malformed(answer, letter):
     assert parse_letter(answer, CAPTIONS) == letter
 
@@ -160,7 +138,7 @@ def test_the_lines_of_the_caption_tool_are_captions_too(tmp_path):
     assert judge.read_captions(str(tmp_path / "c.jsonl")) == {"holiday.1": "a dog", "d/k.7": "b"}
 
 
-def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, tmp_path, monkeypatch):
     arguments = data(2, "x", "y")
     base, x = arguments[:-2], arguments[-2]
     few, empty = write_captions(tmp_path / "few.json", {"0": "a"}), write_captions(tmp_path / "empty.json", {})
@@ -168,34 +146,20 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     (tmp_path / "list.json").write_text('{"captions": ["a"]}')
     (tmp_path / "twice.jsonl").write_text('{"image": "a/0.png", "caption": ""}\n{"image": "b/0.png", "caption": ""}\n')
     for captions, message in [
-        ([x], "names 1 systems, not 2 to 8"), ([x, x], "each system once"), ([x, "file.json"], "as NAME=FILE"),
         ([x, few], "x and few caption different images: 1 ids are in only one of them, such as 1"),
-        ([f"e={tmp_path}/empty.json", empty], "has no caption"), ([x, "z=nowhere.json"], "nowhere.json"),
+        ([f"e={tmp_path}/empty.json", empty], "has no caption"),
         ([x, f"l={tmp_path}/list.json"], "list.json is neither JSON with"),
         ([x, f"t={tmp_path}/twice.jsonl"], "twice.jsonl has more than one caption for 0"),
         (extra, "has no images for the id no/such (1 of 2 ids have none or several)"),
     ]:
         assert message in failure([*base, *captions])
-    assert "should end in .jsonl" in failure([*arguments, "--out", "judge.json"])
-    with pytest.raises(SystemExit, match="2"):
-        run_tool([*arguments, "--workers", "0"])
-    assert "--workers: 0 should be at least 1" in capsys.readouterr().err
-    assert "no image or folder" in failure([*arguments, "--images", str(tmp_path / "0.tar")])
     write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
     assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])
-    write_tar(tmp_path / "damaged.tar", {"0.png": b"x" * 512, "1.png": b"y" * 512})
-    with (tmp_path / "damaged.tar").open("r+b") as file:
-        file.seek(1024)  # the second header
-        file.write(b"?" * 512)
-    message = failure([*arguments, "--images", str(tmp_path / "damaged.tar")])
-    assert "damaged.tar: not a complete, uncompressed tar file (invalid header)" in message
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
     message = failure(arguments)
     assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message
-    monkeypatch.delenv("OPENAI_BASE_URL")
-    assert "give --url or set $OPENAI_BASE_URL" in failure(arguments)
     (tmp_path / "images" / "1.jpg").write_bytes(png(1))
-    assert "has 2 images for the id 1" in failure([*arguments, "--url", server.url])
+    assert "has 2 images for the id 1" in failure(arguments)
     assert not server.requests and not list(tmp_path.glob("judge*"))
 
 

@@ -128,32 +128,6 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
     assert "'row 1 (keys: id, conversations)': no image" in complaint("--train", chat, "--out", tmp_path / "out")
 
 
-HOSTILE = {
-    "metadata.jsonl": '{"file_name": "../secret.jpg", "text": "x"}', "a.jsonl": '{"image": "/etc/passwd", "text": "x"}',
-    "b.json": '[{"image": "a/../../secret.jpg", "caption": "x"}]',
-    "c.json": '[{"image": "a\\u0000.jpg", "caption": "x"}]',
-    "d.json": json.dumps({"images": [{"id": 1, "file_name": "../secret.jpg"}], "annotations": []}),
-    "metadata.csv": "file_name,text\n../secret.jpg,x\n"}
-WRONG = {
-    "e.json": ("{", "is not JSON"), "f.json": ("[" * 10 ** 5, "is not JSON"), "g.json": ("[1]", "row 1 is int"),
-    "h.json": ("{}", "neither a captions_*.json of COCO"), "i.json": ("[]", "has no row"),
-    "j.jsonl": ("{}\n{", "line 2 is not JSON"),
-    "k.json": ('{"images": [], "annotations": [{"image_id": [], "caption": ""}]}', "neither a captions_*.json of COCO"),
-    "l.json": ('{"images": [{"filename": "x", "sentences": []}]}', "prepare coco"),
-    "m.parquet": ("PAR1", "m.parquet is damaged"), "n.parquet": ("", "n.parquet is damaged"),
-    "o.csv": ("file_name,label\na.jpg,1\n", "no columns file_name,captions or"), "p.json": ("\x00" * 9, "is not JSON")}
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, *WRONG])
-def test_hostile_and_wrong_files_are_one_line(name, tmp_path):
-    put(tmp_path / "secret.jpg", make_image(0))
-    content, words = WRONG.get(name) or (HOSTILE[name], "refused the file name")
-    path = put(tmp_path / "in" / name, content)
-    found = complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
-    assert words in found and str(path) in found, found
-    assert not (tmp_path / "out").exists()
-
-
 def test_folders_without_captions_and_tables_without_images_say_what_is_missing(tmp_path):
     put_images(tmp_path / "bare")
     put(tmp_path / "bare/0.tags", "dog")
@@ -171,21 +145,6 @@ def test_folders_without_captions_and_tables_without_images_say_what_is_missing(
                           ("nowhere", "no such shard"), ("no-*.parquet", "no such shard"),
                           ("coco/captions_val2017.json", "8 of 8 images are missing, first")):
         assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
-
-
-@pytest.mark.parametrize("name, content, words", [
-    ("a.jsonl", '{"image": "0.jpg", "text": 7}', "'0.jpg': its captions are numbers, such as 7 (keys: image, text"),
-    ("a.jsonl", '{"image": "0.jpg", "text": {"en": "x"}}', "its captions are no texts, such as {'en': 'x'}"),
-    ("a.jsonl", '{"img": "0.jpg", "text": "x"}', "'row 1 (keys: img, text)': no image"),
-    ("a.json", {"images": [{"id": 1, "file_name": "0.jpg"}], "annotations": [{"image_id": "x7", "caption": "x"}]},
-     "its annotations are of other images: their image_id x7 is no id of them"),
-    ("a.json", {"data": [], "info": 1}, "it has no 'annotations', only data, info"), ("a.json", "7", "holds int"),
-    ("results.csv", "image_name| comment_number| comment\n0.jpg| 0| x\n",
-     "only ['image_name', 'comment_number', 'comment'] (separated by '|'): its first line should name them, and "),
-])
-def test_what_is_there_is_said_with_its_keys_and_separator(name, content, words, tmp_path):
-    put_images(tmp_path)
-    assert words in complaint("--train", put(tmp_path / name, content), "--out", tmp_path / "out")
 
 
 def test_numbers_in_a_table_are_said_to_be_numbers(tmp_path):

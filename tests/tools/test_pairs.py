@@ -180,17 +180,13 @@ def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
         assert content[name.replace("txt", "png")] == Path(row["key"].split("#")[0]).read_bytes()
 
 
-def test_a_pair_whose_name_is_no_utf_8_is_kept_and_a_shard_that_changed_is_refused(place, tmp_path):
+def test_a_pair_whose_name_is_no_utf_8_is_kept(place, tmp_path):
     shard = write_tar(tmp_path / "a.tar", {"k\udcff.png": png(1), "k\udcff.txt": b"a star", "k.png": png(2),
                                            "k.txt": b"two stars"})
-    argv = ("--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images", "--out-shards")
-    assert score(place, *argv, tmp_path / "kept") is None
+    assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
+                 "--out-shards", tmp_path / "kept") is None
     kept = members(tmp_path / "kept" / "a.tar")
     assert [kept[name] for name in kept if name.endswith("png")] == [png(1), png(2)]
-    write_tar(shard, {"k.png": png(2), "k.txt": b"two stars"})
-    complaint = score(place, *argv, tmp_path / "less")
-    assert f"a.parquet was made of {shard} before that changed: " in complaint
-    assert not (tmp_path / "less" / "a.tar").exists()
 
 
 def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
@@ -207,10 +203,8 @@ def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
                       if name.endswith(("png", "jpg")))
     assert (bmp, jpeg) == (png(1), (tmp_path / "a.jpeg").read_bytes())
     assert gif == encode_png(decode_image(tmp_path / "a.gif"))
-    for content in (b"GIF89a", None):
-        (tmp_path / "a.gif").unlink() if content is None else (tmp_path / "a.gif").write_bytes(content)
-        complaint = score(place, *argv, tmp_path / "less")
-        assert f"was made of {tmp_path}/p.csv before it or an image in it changed: " in complaint
+    (tmp_path / "a.gif").unlink()
+    assert f"was made of {tmp_path}/p.csv before it or an image in it changed: " in score(place, *argv, tmp_path / "l")
 
 
 def test_a_unit_is_told_by_the_content_of_its_files(place, tmp_path):
@@ -253,43 +247,11 @@ def test_mean_images_are_told_by_their_pixels(place, tmp_path):
     assert "was made with blind the mean of 40 images" in score(place, *argv[:-1], tmp_path / "j")
 
 
-def test_bad_input_is_named_in_one_line(place, tmp_path):
-    (tmp_path / "x.csv").write_text("file,text\na,b\n")
-    (tmp_path / "empty.csv").write_text("image,caption\n")
-    (tmp_path / "c.txt").write_text("a star\n")
-    shard = place / "000.tar"
-    for argv, words in [
-        ((), "give --images and --captions"),
-        (("--images", place / "images"), "give --images and --captions"),
-        (("--pairs", shard, "--captions", tmp_path / "c.txt"), "give --images and --captions"),
-        (("--pairs", shard, "--out", tmp_path / "s.csv"), "should be a folder (no suffix), which gets one table"),
-        (("--pairs", tmp_path / "x.csv"), "no columns image,caption or filepath,title, only"),
-        (("--pairs", tmp_path / "empty.csv"), "has no row"),
-        (("--pairs", tmp_path / "none.csv"), "none.csv"),
-        (("--pairs", place / "images"), "if its images have captions, make shards of them by open_clip_mdc"),
-        (("--pairs", shard, "--top", "0.3"), "--top and --out-shards go together"),
-        (("--images", place / "images", "--captions", tmp_path / "c.txt", "--top", "0.3"), "need --pairs"),
-    ]:
-        complaint = score(place, *(argv if "--out" in argv else (*argv, "--out", tmp_path / "s")))
-        assert complaint.startswith("error: ") and words in complaint and "\n" not in complaint, complaint
-    assert not (tmp_path / "s").exists()
-
-
 def test_a_caption_of_a_csv_file_may_be_long(tmp_path):
     long = "a red circle " * 20_000
     (tmp_path / "a.csv").write_text(f'image,caption\na.png,{long}\n')
     [part] = split_csv(tmp_path / "a.csv")
     assert [caption for *_, caption in read_csv(part)] == [long]
-
-
-@pytest.mark.parametrize("row, problem", [
-    ("b.png\rc,a star", "new-line character seen"), ('b.png,"a dog', "unexpected end of data"),
-    ('b.png,"a dog\nc.png,"a cat"', "',' expected after '\"'")])
-def test_what_is_no_csv_is_one_line_that_says_where_it_is(row, problem, tmp_path):
-    """An open quote took all rows after it for one caption."""
-    (tmp_path / "b.csv").write_text("\n".join(["image,caption", 'a.png,"a red\nstar"', row, *["c.png,a star"] * 9]))
-    with pytest.raises(ValueError, match=rf"b.csv, line 4 is no row of a CSV file \({problem}.*close its quotes"):
-        split_csv(tmp_path / "b.csv")
 
 
 def test_every_row_that_is_left_out_is_named(place, tmp_path):

@@ -7,17 +7,20 @@ A new refusal is a row of fixtures/refusals.txt.
 import io
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from conftest import REPO, run_tool
+from conftest import run_tool
 from PIL import Image
 
 from clip_benchmark_ext.cli import main as benchmark
 from open_clip_mdc import register, train, unregister
 from open_clip_mdc.data.shards import tar_writer
+
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "norun" / "checkpoints").mkdir(parents=True)
     (folder / "timm").mkdir()
     (folder / "timm" / "config.json").write_text('{"architecture": "vit_base_patch32_clip_224"}')
+    shutil.copytree(FIXTURES / "wrong", folder / "wrong")
     (folder / "images").mkdir()
     for i in range(34):
         Image.new("RGB", (32, 32), (7 * i, 0, 0)).save(folder / "images" / f"{i}.png")
@@ -85,7 +89,7 @@ def place(tmp_path_factory) -> Path:
 def rows() -> list:
     """Return program, command, and what the answer must name, for each row of the table."""
     found, program = [], ""
-    for line in (REPO / "tests" / "tools" / "fixtures" / "refusals.txt").read_text(encoding="utf-8").splitlines():
+    for line in (FIXTURES / "refusals.txt").read_text(encoding="utf-8").splitlines():
         command, _, named = line.partition(" => ")
         if line.startswith("["):
             program = line.strip("[]")

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,63 +156,22 @@ def test_workers_change_no_image_that_is_trained_on(scenes):
 
 # ---- taming-transformers' checkpoints, by their names
 
+SHAPES = Path(__file__).parent / "fixtures" / "taming.json"
 TAMING = VQCfg(codes=5, channels=(32, 32, 64, 64), layers=2, latent=8, attention_levels=(3,))
 
 
-def random_taming(cfg: VQCfg, codes: int, gumbel: bool, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors under the names of taming-transformers' Encoder, VectorQuantizer2 and GumbelQuantize."""
-    generator = torch.Generator().manual_seed(seed)
-    state = {}
+def random_taming(kind: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors by the names and shapes of taming-transformers' Encoder with a quantizer of this kind.
 
-    def add(name, *shape, std=None):
-        fan_in = math.prod(shape[1:]) or 1
-        state[name + ".weight"] = torch.randn(shape, generator=generator) * (std or fan_in ** -0.5)
-
-    def conv(name, inside, outside, size):
-        add(name, outside, inside, size, size)
-        state[name + ".bias"] = torch.randn(outside, generator=generator) * 0.1
-
-    def norm(name, channels):
-        state[name + ".weight"] = 1 + torch.randn(channels, generator=generator) * 0.1
-        state[name + ".bias"] = torch.randn(channels, generator=generator) * 0.1
-
-    def block(name, inside, outside):
-        norm(name + ".norm1", inside)
-        conv(name + ".conv1", inside, outside, 3)
-        norm(name + ".norm2", outside)
-        conv(name + ".conv2", outside, outside, 3)
-        if inside != outside:
-            conv(name + ".nin_shortcut", inside, outside, 1)
-
-    def attention(name, channels):
-        norm(name + ".norm", channels)
-        for part in ("q", "k", "v", "proj_out"):
-            conv(f"{name}.{part}", channels, channels, 1)
-
-    conv("encoder.conv_in", 3, cfg.channels[0], 3)
-    inside = cfg.channels[0]
-    for level, outside in enumerate(cfg.channels):
-        for i in range(cfg.layers):
-            block(f"encoder.down.{level}.block.{i}", inside, outside)
-            inside = outside
-            if level in cfg.attention_levels:
-                attention(f"encoder.down.{level}.attn.{i}", outside)
-        if level < len(cfg.channels) - 1:
-            conv(f"encoder.down.{level}.downsample.conv", outside, outside, 3)
-    block("encoder.mid.block_1", inside, inside)
-    attention("encoder.mid.attn_1", inside)
-    block("encoder.mid.block_2", inside, inside)
-    norm("encoder.norm_out", inside)
-    conv("encoder.conv_out", inside, cfg.latent, 3)
-    conv("quant_conv", cfg.latent, cfg.latent, 1)
-    if gumbel:
-        conv("quantize.proj", cfg.latent, codes, 1)
-        add("quantize.embed", codes, cfg.latent)
-    else:
-        add("quantize.embedding", codes, cfg.latent, std=1.0)
-    conv("decoder.conv_in", cfg.latent, inside, 3)  # what is not read
-    conv("post_quant_conv", cfg.latent, cfg.latent, 1)
-    conv("loss.discriminator.main.0", 3, 8, 4)
+    "small" has VectorQuantizer2's names and fewer channels. Some are of parts that are not read.
+    """
+    generator, state = torch.Generator().manual_seed(seed), {}
+    for name, shape in json.loads(SHAPES.read_text())[kind].items():
+        tensor = torch.randn(shape, generator=generator)
+        if len(shape) > 1:
+            state[name] = tensor * (1.0 if name == "quantize.embedding.weight" else math.prod(shape[1:]) ** -0.5)
+        else:
+            state[name] = 0.1 * tensor + name.endswith("weight")  # a norm's weights lie about 1
     return state
 
 
@@ -245,13 +205,13 @@ def taming_latents(state: dict[str, torch.Tensor], cfg: VQCfg, x: torch.Tensor) 
     return conv("quant_conv", conv("encoder.conv_out", F.silu(norm("encoder.norm_out", x)), padding=1))
 
 
-@pytest.mark.parametrize("gumbel", [False, True])
-def test_codes_of_a_checkpoint_are_those_of_its_definition_without_the_unused_ones(gumbel, tmp_path):
+@pytest.mark.parametrize("kind", ["VectorQuantizer2", "GumbelQuantize"])
+def test_codes_of_a_checkpoint_are_those_of_its_definition_without_the_unused_ones(kind, tmp_path):
     """There are 13 codes, of which VQ-Diffusion's table keeps five.
 
     Attention is at the last level, as in the Gumbel VQGAN.
     """
-    state = random_taming(TAMING, 13, gumbel)
+    state = random_taming(kind)
     classes = torch.zeros(13, dtype=torch.long)
     classes[[11, 2, 5, 8, 9]] = torch.arange(1, 6)
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "last.ckpt")
@@ -263,7 +223,7 @@ def test_codes_of_a_checkpoint_are_those_of_its_definition_without_the_unused_on
     latents = taming_latents(state, TAMING, image)
     torch.testing.assert_close(imported.latents(image), latents.flatten(2).transpose(1, 2), atol=1e-4, rtol=1e-4)
     kept = [11, 2, 5, 8, 9]
-    if gumbel:
+    if kind == "GumbelQuantize":
         scores = F.conv2d(latents, state["quantize.proj.weight"], state["quantize.proj.bias"])[:, kept]
         vectors = state["quantize.embed.weight"][kept]
     else:
@@ -277,7 +237,7 @@ def test_codes_of_a_checkpoint_are_those_of_its_definition_without_the_unused_on
 def test_the_command_writes_what_training_takes(tmp_path):
     open_clip_mdc.register()
     cfg = VQCfg(codes=256, channels=(32, 64, 64), layers=1, latent=64)
-    state = random_taming(cfg, 256, gumbel=False)
+    state = random_taming("small")
     torch.save(state, tmp_path / "bare.pt")
     cli.main(["vq", "import", "--model", "MCD-VQ-ViT-Ti-8", "--from", str(tmp_path / "bare.pt"), "--out",
               str(tmp_path / "vq.pt")])
@@ -298,7 +258,8 @@ class Callback:
     (lambda s: s.update(callback=Callback()), "holds other Python objects than tensors (test_vq_tool.Callback)"),
 ])
 def test_other_checkpoints_are_refused_in_one_line(change, said, tmp_path):
-    state = random_taming(TAMING, 5, gumbel=False)
+    state = random_taming("VectorQuantizer2")
+    state["quantize.embedding.weight"] = torch.randn(TAMING.codes, TAMING.latent)
     change(state)
     torch.save({"state_dict": state}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError) as error:
