@@ -71,6 +71,12 @@ def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, size: in
     return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
 
 
+def tar(members: dict[str, bytes] | list[tuple[str, bytes]]) -> bytes:
+    """A whole tar file. A list may hold a name twice."""
+    pairs = members.items() if isinstance(members, dict) else members
+    return b"".join(member(name, data) for name, data in pairs) + bytes(1024)
+
+
 def pair(key: str, number: int = 0) -> bytes:
     return member(f"{key}.png", png(number, 8)) + member(f"{key}.txt", key.encode(errors="surrogateescape"))
 
@@ -156,7 +162,7 @@ def shards(draw) -> tuple[bytes, dict[str, tuple[bytes, list[str]]]]:
             if rng.random() < 0.2:  # what macOS adds
                 folder, slash, name = key.rpartition("/")
                 members.append((f"{folder}{slash}._{name}.jpg", b"\0\5\x16\7"))
-    return b"".join(member(name, data) for name, data in members) + bytes(1024), wanted
+    return tar(members), wanted
 
 
 # ---- weights

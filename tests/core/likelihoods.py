@@ -1,6 +1,6 @@
-"""Compute the likelihoods of captions in the simplest way, with a call of the network for each caption.
+"""Compute the decoder and the likelihoods of captions in the simplest way, one caption at a time.
 
-Dimensions: R captions (rows), L positions, V vocabulary.
+Dimensions: R captions (rows), L positions, P patches, H heads, W width, V vocabulary.
 """
 import itertools
 
@@ -35,3 +35,29 @@ def read(text):
     """The caption without padding and what a model may attend to."""
     length = text.tolist().index(EOT) + 1
     return text[:length], torch.ones(length, dtype=torch.bool)
+
+
+def attend(q, k, v, heads, causal):
+    """Attention written out, head by head: [L, W], and its weights [H, L, L or P]."""
+    out, weights = [], []
+    for qh, kh, vh in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1), strict=True):
+        scores = qh @ kh.T / kh.shape[-1] ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        odds = (scores - scores.amax(1, keepdim=True)).exp()
+        weights.append(odds / odds.sum(1, keepdim=True))
+        out.append(weights[-1] @ vh)
+    return torch.cat(out, -1), torch.stack(weights)
+
+
+def naive_decoder(decoder, ids, patches, causal):
+    """Hidden states [L, W] of one caption without padding, and the attention of each layer to the patches."""
+    x = decoder.token_embedding(ids) + decoder.positional_embedding[:len(ids)]
+    layers = []
+    for block in decoder.blocks:
+        x = x + block.self_out(attend(*block.self_qkv(block.ln_1(x)).chunk(3, -1), block.heads, causal)[0])
+        y, weights = attend(block.cross_q(block.ln_2(x)), *block.cross_kv(patches).chunk(2, -1), block.heads, False)
+        x = x + block.cross_out(y)
+        x = x + block.mlp(block.ln_3(x))
+        layers.append(weights)
+    return decoder.ln_final(x), torch.stack(layers)

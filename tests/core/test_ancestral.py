@@ -13,7 +13,6 @@ from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
 from open_clip_mdc.decoding.ancestral import denoise, times
-from open_clip_mdc.decoding.confidence import guided
 from open_clip_mdc.decoding.generate import generate
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.likelihood.log_likelihood import mean_image
@@ -188,14 +187,6 @@ def test_all_features_masked_by_zeros_is_classifier_free_guidance_and_what_a_mod
     guided_by_itself = generate(model, image, **options, return_trace=True)
     assert torch.equal(plain.text, guided_by_itself.text)
     torch.testing.assert_close(plain.log_prob, guided_by_itself.log_prob, atol=1e-4, rtol=1e-4)
-
-
-def test_the_strategy_as_printed_is_scale_one_minus_w():
-    """Definition 2: w log p(masked) + (1 - w) log p(full)."""
-    full, masked = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    for w in (0.0, 0.5, 3.0):
-        got = guided(lambda _: lambda *_: full, lambda _: lambda *_: masked, 1 - w)([7])(None, None)
-        torch.testing.assert_close(got, w * masked + (1 - w) * full)
 
 
 def test_times_are_the_nearest_steps_worked_out_by_hand():

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import images, tiny_captioner
+from likelihoods import naive_decoder
 from sklearn.decomposition import PCA
 
 from open_clip_mdc.decoding.attention_maps import principal_components, word_maps
@@ -11,36 +12,6 @@ from open_clip_mdc.text.special_tokens import mask_id, sot_id
 
 def decoded(model, image, **options):
     return model.generate(image, return_trace=True, **options)
-
-
-def naive_attention(model, image, text):
-    """Every layer's cross-attention [K, H, L, P] of one caption [L], one query and one patch at a time."""
-    x = model.text.token_embedding(text) + model.text.positional_embedding[:len(text)]
-    patches = model.encode_image_tokens(image[None])[0]
-    layers = []
-    for block in model.text.blocks:
-        width = x.shape[-1] // block.heads
-
-        def attend(q, k, v, causal, heads=block.heads, width=width):
-            out, weights = torch.zeros_like(q), torch.zeros(heads, len(q), len(k))
-            for h in range(heads):
-                part = slice(h * width, (h + 1) * width)
-                for i in range(len(q)):
-                    scores = [float(q[i, part] @ k[j, part]) / width ** 0.5 if not (causal and j > i) else -float("inf")
-                              for j in range(len(k))]
-                    odds = np.exp(np.array(scores) - max(scores))
-                    weights[h, i] = torch.tensor(odds / odds.sum())
-                    out[i, part] = sum(weights[h, i, j] * v[j, part] for j in range(len(k)))
-            return out, weights
-
-        q, k, v = block.self_qkv(block.ln_1(x)).chunk(3, -1)
-        x = x + block.self_out(attend(q, k, v, model.causal)[0])
-        k, v = block.cross_kv(patches).chunk(2, -1)
-        y, weights = attend(block.cross_q(block.ln_2(x)), k, v, False)
-        x = x + block.cross_out(y)
-        x = x + block.mlp(block.ln_3(x))
-        layers.append(weights)
-    return torch.stack(layers)
 
 
 @pytest.mark.parametrize("objective, options", [("mdc", dict(length=4, tokens_per_step=2)), ("arc", dict(length=4))])
@@ -57,8 +28,10 @@ def test_attention_is_softmax_of_queries_and_keys_when_the_word_appeared(objecti
             then = text[:length].clone()
             if not model.causal:
                 then[step[:length] >= step[p]] = mask_id(model.vocab_size)
-            expected = naive_attention(model, image[b], then)[:, :, p - int(model.causal)]
+            patches = model.encode_image_tokens(image[b:b + 1])[0]
+            expected = naive_decoder(model.text, then, patches, model.causal)[1][:, :, p - int(model.causal)]
             assert torch.allclose(maps.attention[t], expected, atol=1e-5)
+    assert not any(block.cross_q._forward_hooks for block in model.text.blocks)
 
 
 def test_a_token_that_was_given_has_no_map():
@@ -66,14 +39,6 @@ def test_a_token_that_was_given_has_no_map():
     text = torch.tensor([[sot_id(60), 5, mask_id(60), 7, mask_id(60), 59]])
     maps, = word_maps(model, image, decoded(model, image, text=text))
     assert maps.position.tolist() == [2, 4] and maps.attention.shape[0] == 2
-
-
-def test_maps_leave_nothing_behind():
-    """No hook."""
-    model, image = tiny_captioner(), images(1)
-    word_maps(model, image, decoded(model, image, length=2))
-    assert not any(block.cross_q._forward_hooks for block in model.text.blocks)
-    assert model.tower.grid == (4, 4)
 
 
 def test_principal_components_are_scikit_learns_up_to_sign():

@@ -14,7 +14,6 @@ from test_mask_replace import T, V, dense, much_replacement, product, true_poste
 
 from open_clip_mdc.likelihood.replace_bound import Noise, bound, bound_of_draws, draw_noise
 from open_clip_mdc.objectives.replace_process import make_schedule, prior_kl
-from open_clip_mdc.text.special_tokens import mask_id
 
 SOT, EOT = V - 2, V - 1  # words 0 and 1
 PRESETS = ("absorbing", "replace", "half")
@@ -109,23 +108,6 @@ def test_noise_is_of_every_time_equally_often_and_of_seed_and_length_alone(prese
     assert not (noise.masked & noise.replaced).any() and noise.replaced.any() == (preset == "replace")
     few = draw_noise(7, 30, 0, schedule)
     assert len(set(few.step)) == 30 and few.weight.sum() == pytest.approx(1)
-
-
-def test_candidates_of_equal_length_are_noised_alike():
-    schedule, seen = make_schedule(VOCAB, 100, "replace"), []
-
-    def network(lengths):
-        def token_logits(text, predicted, time):
-            seen.append(text)
-            return torch.zeros(len(predicted), VOCAB)
-        return token_logits
-    text = captions([9, 9, 5])
-    bound(network, text, VOCAB, lambda size, device: schedule, num_samples=200, max_tokens=10 ** 6)
-    long = torch.cat(seen)[:400].view(2, 200, 9)
-    assert torch.equal(long[0] == mask_id(VOCAB), long[1] == mask_id(VOCAB))
-    replaced = (long[0] != text[0, :9]) & (long[1] != text[1, :9])
-    assert torch.equal(long[0][replaced], long[1][replaced]) and (long[0][replaced] < VOCAB).any()
-    assert (long[:, :, 0] == VOCAB - 2).all()
 
 
 def test_a_model_that_was_scored_still_trains():

@@ -207,17 +207,3 @@ def test_samples_of_an_image_are_consecutive_and_infilling_has_them_too(model, i
     ("local-dir:a/b", ("local-dir:a/b", None)), ("hf-hub:x/y", ("hf-hub:x/y", None))])
 def test_model_and_file_are_told_apart(spec, parsed):
     assert clip_models.parse(spec) == parsed
-
-
-def test_each_sample_is_guided_by_its_own_image(model, image):
-    shown = []
-
-    class OfRow:
-        scale, top_k = 1.0, 2
-
-        def __call__(self, captions, row):
-            shown.append(row.tolist())
-            return torch.zeros(captions.shape[:2])
-
-    generate(model, image, length=1, samples=3, guide=OfRow(), sampling=Sampling(1.0))
-    assert shown == [[i for i in range(len(image)) for _ in range(3)]]

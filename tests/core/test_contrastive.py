@@ -72,29 +72,15 @@ def test_the_captions_half_is_the_captioners_to_the_last_bit_from_the_first_weig
 
 
 def test_an_image_is_encoded_once_and_the_text_tower_reads_up_to_the_longest_caption():
-    model, seen = tiny(), []
+    torch.manual_seed(0)
+    model, seen = OpenCLIPContrastiveCaptioner(24, VISION, TEXT | {"context_length": 40},
+                                               dict(objective="mdc", contrastive_weight=1.0)), []
     model.visual.register_forward_hook(lambda *_: seen.append("image"))
     model.text_tower.register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
-    model.context_length = 40
-    text = captions([4, 7], width=40)
-    model.prepare(text)
-    model.text_tower = open_clip.model.TextTransformer(40, VOCAB, 32, 2, 1, output_dim=24)
-    model.text_tower.register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
-    model.text.positional_embedding = torch.nn.Parameter(torch.zeros(40, 32))
-    model(images(2), text)
+    model(images(2), captions([4, 7], width=40))
     assert seen == ["image", (2, 16)]
     with pytest.raises(ValueError, match="41 tokens, SOT and EOT included, is longer than this model's context of 40"):
         model.encode_text(torch.zeros(1, 41, dtype=torch.long))
-
-
-def test_sigmoid_loss_has_its_bias_and_equals_openclips():
-    model, image, text = tiny(init_logit_scale=math.log(10), init_logit_bias=-10), images(3), captions([4, 7, 9])
-    out = model(image, text)
-    ours = ContrastiveLoss(SigLipLoss())(**out, output_dict=True)["contrastive_loss"]
-    cosines = out["image_features"] @ out["text_features"].T
-    by_hand = -F.logsigmoid((2 * torch.eye(3) - 1) * (10 * cosines - 10)).sum() / 3
-    torch.testing.assert_close(ours, by_hand)
-    assert {"logit_scale", "logit_bias"} <= model.state_dict().keys()
 
 
 # Rank r takes rows r, r + 2, ... Both have equally many target tokens, so the mean of their means is the mean of all.
@@ -196,13 +182,6 @@ def contrastive_losses(logs, name="run") -> list[float]:
     return [float(x) for x in re.findall(r"Train Epoch.*?Contrastive_loss: ([\d.]+)", log)]
 
 
-@pytest.mark.parametrize("flags", [("--precision", "amp_bf16", "--grad-checkpointing"),
-                                   ("--lock-image", "--force-context-length", "20")], ids=" ".join)
-def test_flags_of_upstream_work(csv, tmp_path, flags):
-    open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path, model=MODEL)
-    assert len(losses(tmp_path)) == 4
-
-
 @pytest.fixture(scope="module")
 def trained(scenes, tmp_path_factory):
     """Five epochs of 512 scenes, broken off after four and resumed in another folder."""
@@ -225,36 +204,30 @@ def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
     assert weights(trained, 5)["logit_scale"] != pytest.approx(math.log(1 / 0.07))
 
 
-def evaluate(run_folder, scenes, out, *flags) -> dict:
-    cli.main([str(x) for x in ("eval", "--model", "mdc", "--pretrained", run_folder, "--num_workers", 0, "--no_amp",
-                               "--quiet", "--feature_root", out / "features", "--output", out / "result.json", *flags)])
-    return json.loads((out / "result.json").read_text())["metrics"]
+def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
+    """The probe has 16 classes, so chance is 6 %. Of 64 images ten are 16 %."""
+    def evaluate(*flags) -> dict:
+        cli.main([str(x) for x in ("eval", "--model", "mdc", "--pretrained", trained / "run", "--num_workers", 0,
+                                   "--no_amp", "--quiet", "--output", tmp_path / "result.json", *flags)])
+        return json.loads((tmp_path / "result.json").read_text())["metrics"]
 
-
-def test_every_task_of_clip_benchmark_runs_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
-    """The probe has 16 classes, so chance is 6 %. For the order of two objects chance is a half."""
-    probe = ("--dataset", "wds/probe", "--dataset_root", scenes / "probe")
-    pairs = ("--dataset", "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe")
-    found = {}
-    for scorer in ("cosine", "heuristic"):
-        for task, data in (("zeroshot_classification", probe), ("image_caption_selection", pairs)):
-            found[task, scorer] = evaluate(trained / "run", scenes, tmp_path, *data, "--task", task, "--scorer", scorer)
-            assert found[task, scorer]["scorer"] == scorer
+    test = tmp_path / "retrieval" / "test"
+    test.mkdir(parents=True)
+    (test.parent / "dataset_type.txt").write_text("retrieval")
+    (test / "nshards.txt").write_text("1")
+    (test / "0.tar").symlink_to(scenes / "val" / "00000.tar")
+    jobs = {
+        "zeroshot_classification": ("wds/probe", scenes / "probe"),
+        "image_caption_selection": ("sugar_crepe/swap_att", scenes / "sugarcrepe"),
+        "zeroshot_retrieval": ("wds/val", test.parent, "--recall_k", 10)}
+    found = {(task, scorer): evaluate("--task", task, "--dataset", name, "--dataset_root", root, *more, "--scorer",
+                                      scorer)
+             for task, (name, root, *more) in jobs.items() for scorer in ("cosine", "heuristic")}
+    assert all(metrics["scorer"] == scorer for (_, scorer), metrics in found.items())
     assert found["zeroshot_classification", "cosine"]["acc1"] > 0.15
     assert found["zeroshot_classification", "cosine"] != found["zeroshot_classification", "heuristic"]
-    root = tmp_path / "retrieval"
-    (root / "test").mkdir(parents=True)
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text("1")
-    (root / "test" / "0.tar").symlink_to(scenes / "val" / "00000.tar")
-    for scorer in ("cosine", "heuristic"):
-        found["recall", scorer] = evaluate(trained / "run", scenes, tmp_path, "--dataset", "wds/val", "--dataset_root",
-                                           root, "--task", "zeroshot_retrieval", "--recall_k", 10, "--scorer", scorer)
-    assert found["recall", "cosine"]["image_retrieval_recall@10"] > 0.3  # of 64
-    assert "image_retrieval_recall@10_blind" in found["recall", "heuristic"]
-    widths = {kind: evaluate(trained / "run", scenes, tmp_path, *probe, "--task", "linear_probe", "--feature", kind)
-              for kind in ("gap", "pooled")}
-    assert widths["gap"]["feature"] == "gap" and widths["gap"] != widths["pooled"]
+    assert found["zeroshot_retrieval", "cosine"]["image_retrieval_recall@10"] > 0.3
+    assert "image_retrieval_recall@10_blind" in found["zeroshot_retrieval", "heuristic"]
 
 
 def test_it_still_captions_and_its_export_embeds_alike(trained, tmp_path):

@@ -1,5 +1,4 @@
 """Claims about Eq. 7 and the heuristic: likelihoods equal those of a naive loop, and of tables written by hand."""
-import math
 
 import pytest
 import torch
@@ -39,22 +38,6 @@ def test_heuristic_equals_a_naive_loop_over_logits(mdc):
             noisy[place] = row[place]
         assert found.log_likelihood[0, c].item() == pytest.approx(total, abs=1e-4)
         assert found.order[0, c, 0] == -1 and (found.order[0, c, len(row):] == -1).all()
-
-
-def table_of(probabilities):
-    """A network from a function (visible words of a row, position) -> probabilities of the ids."""
-    def token_logits(text, predicted):
-        places = [divmod(place, text.shape[1]) for place in predicted.tolist()]
-        rows = [torch.tensor(probabilities(tuple(text[r].tolist()), i)) for r, i in places]
-        return torch.stack(rows).log() + 7.0  # logits are log-probabilities up to a constant
-    return lambda lengths: token_logits
-
-
-def test_equally_confident_positions_are_revealed_from_the_left():
-    even = table_of(lambda text, position: [.2, .5, .1, .2])
-    found = estimators.heuristic(even, torch.tensor([[2, 1, 0, 1, 3, 0], [2, 0, 3, 0, 0, 0]]), vocab_size=4)
-    assert found.order.tolist() == [[-1, 0, 1, 2, 3, -1], [-1, 0, 1, -1, -1, -1]]
-    assert found.log_likelihood.tolist() == pytest.approx([math.log(.5 * .2 * .5 * .2), math.log(.2 * .2)])
 
 
 def test_finished_rows_leave_the_batch(mdc):

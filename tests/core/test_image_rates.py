@@ -2,13 +2,10 @@
 
 All runs are by the real command.
 """
-import json
 
 import pytest
 import torch
-from conftest import run
-from test_train import DUMP
-from training import TORCHRUN, equal, open_clip_train_each, train_flags, weights
+from training import equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
 
@@ -89,40 +86,6 @@ def test_the_towers_learning_rate_is_the_scale_times_the_decoders(tmp_path):
     for name, x in tower(scaled).items():
         torch.testing.assert_close(x - start[name], (plain[name] - start[name]) / 4, atol=1e-7, rtol=1e-3)
     assert any((plain[name] != start[name]).any() for name in tower(plain))
-
-
-def test_two_processes_unlock_eager_and_compiled(scenes, tmp_path):
-    """DDP, which waits for the gradients that it saw coming, on both sides of the unlocking."""
-    (tmp_path / "dump.py").write_text(DUMP)
-    flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--epochs", "2",
-             "--unlock-image-after", "1", "--image-lr-scale", "0.5")
-    data = str(scenes / "train" / "{00000..00007}.tar")
-    run(*TORCHRUN, str(tmp_path / "dump.py"), json.dumps([
-        train_flags(*flags, *more, data=data, logs=tmp_path, name=name)
-        for name, more in (("eager", ()), ("compiled", ("--torchcompile",)))]))
-    for name in ("eager", "compiled"):
-        ranks = [torch.load(tmp_path / f"{name}-rank{rank}.pt", weights_only=True) for rank in (0, 1)]
-        assert equal(*ranks) and equal(ranks[0], weights(tmp_path, 2, name))
-        first, second = weights(tmp_path, 1, name), weights(tmp_path, 2, name)
-        assert all(not torch.equal(x, second[key]) for key, x in first.items())
-    for key, x in weights(tmp_path, 2, "eager").items():
-        torch.testing.assert_close(weights(tmp_path, 2, "compiled")[key], x, atol=1e-5, rtol=1e-4)
-
-
-def test_a_locked_cnn_keeps_the_statistics_of_its_batchnorm_and_is_loaded_again(tmp_path):
-    """Else the features of a locked tower would change from batch to batch. A free one learns them."""
-    flags = (*SYNTHETIC, "--epochs", "1", "--force-image-size", "64")
-    open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name, model=CNN) for name, more in (
-        ("locked", ("--lock-image", "--lock-image-freeze-bn-stats")), ("free", ()))))
-    torch.manual_seed(0)
-    fresh = open_clip_mdc.create_model_and_transforms(CNN, force_image_size=64)[0].state_dict()
-    locked, free = weights(tmp_path, 1, "locked"), weights(tmp_path, 1, "free")
-    statistics = [name for name in locked if name.endswith("running_var")]
-    assert statistics and locked.keys() == fresh.keys()
-    for name in statistics:
-        assert torch.equal(locked[name], torch.ones_like(locked[name])) and not torch.equal(free[name], locked[name])
-    model = open_clip_mdc.load(tmp_path / "locked", device="cpu")
-    assert len(model.caption([torch.zeros(3, 64, 64)], length=4)) == 1
 
 
 def test_a_pretrained_cnn_keeps_its_statistics_in_every_mode_unless_asked_to_learn_them(tmp_path):

@@ -6,7 +6,6 @@ import base64
 import io
 import os
 import shutil
-import tarfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from conftest import complaint_of, png
 from PIL import Image, features
+from strategies import tar
 from torchvision.transforms.functional import pil_to_tensor
 
 import open_clip_mdc
@@ -240,13 +240,8 @@ KEYS = {"img_1.V1.0": "one", "img_1.V2.0": "two", "b": "three", "c": "four", "d"
 
 
 def write_tar(path: Path, content: dict[str, bytes]) -> Path:
-    """Members by any name."""
     path.parent.mkdir(exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in content.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+    path.write_bytes(tar(content))
     return path
 
 
@@ -298,14 +293,6 @@ def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
     assert [sorted(members(sample)) for sample in samples] == [["json", "png", "txt"]] * 2 + [["jpg", "json", "txt"]]
     for sample, size in zip(samples, ((40, 24), (24, 40), (24, 40)), strict=True):  # turned once, not twice
         assert images.decode_image(io.BytesIO(sample[image_member(sample)])).size == size
-
-
-@pytest.mark.parametrize("transparency", [3, bytes(range(256))])
-def test_a_palette_with_transparency_gives_its_colours_without_a_warning(transparency, recwarn):
-    image, stream = picture().convert("P"), io.BytesIO()
-    image.save(stream, "PNG", transparency=transparency)
-    found = images.decode_image(stream)
-    assert np.array_equal(found, image.convert("RGB")) and not recwarn.list
 
 
 def test_the_judge_sees_images_upright_and_in_formats_that_servers_take(shard, tmp_path):

@@ -1,7 +1,5 @@
 """Claims about the replaced attributes of OpenCLIP and webdataset.    pytest tests/core/test_integration.py"""
 import inspect
-import io
-import tarfile
 from argparse import Namespace
 from importlib import import_module, metadata
 
@@ -9,6 +7,7 @@ import open_clip
 import pytest
 import torch
 from conftest import REPO, png, run, tiny_captioner
+from strategies import tar
 from syntax import internals, upstream_writes
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -188,11 +187,7 @@ def test_longer_context_and_larger_images_load_a_checkpoint_by_resizing(tmp_path
 
 def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstreams_own_need(tmp_path):
     """They are called as in OpenCLIP's tests, with parsed flags that have no rank, no seed and no model's name."""
-    with tarfile.open(tmp_path / "0.tar", "w") as tar:
-        for key, content in (("0.png", png(0)), ("0.txt", b"a red circle")):
-            info = tarfile.TarInfo(key)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    (tmp_path / "0.tar").write_bytes(tar({"0.png": png(0), "0.txt": b"a red circle"}))
     integration.register(training=True)
     data, main = import_module("open_clip_train.data"), import_module("open_clip_train.main")
     args = import_module("open_clip_train.params").parse_args([])

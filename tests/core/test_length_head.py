@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from conftest import VOCAB, captions, images, run, tiny_captioner
-from PIL import Image
+from conftest import VOCAB, captions, images, tiny_captioner
 from scipy.stats import chisquare
 from torch import nn
+from training import MAIN, equal, open_clip_train, weights
 
 from open_clip_mdc.decoding import generate
 from open_clip_mdc.decoding.sampling import Decoded, Sampling
@@ -68,25 +68,13 @@ def test_the_loss_is_the_cross_entropy_of_the_true_length_and_reaches_the_head_a
         "length_head.weight", "length_head.bias"}
 
 
-def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_gives_without_the_head(tmp_path):
+def test_training_by_the_real_command_gives_bit_for_bit_the_weights_that_it_gives_without_the_head(csv, tmp_path):
     """Gradient clipping, accumulation and autocast included."""
-    rows = []
-    for i in range(32):
-        Image.effect_noise((32, 32), 60).convert("RGB").save(tmp_path / f"{i}.png")
-        rows.append(f"{tmp_path / f'{i}.png'}\ta red circle{' left of a blue square' * (i % 3)}")
-    (tmp_path / "train.csv").write_text("\n".join(["filepath\ttitle", *rows]))
-    saved = {}
-    for name, launcher in (("with", ("-m", "open_clip_mdc.train")), ("without", ("-c", WITHOUT_HEAD))):
-        run("python", *launcher, "--model", "MDC-ViT-Ti-8", "--train-data", str(tmp_path / "train.csv"),
-            "--batch-size", "8", "--epochs", "2", "--warmup", "2", "--lr", "1e-3",
-            "--precision", "amp_bf16", "--grad-clip-norm", "0.1", "--accum-freq", "2", "--workers", "0",
-            "--device", "cpu", "--logs", str(tmp_path), "--name", name, fork=True)
-        path = tmp_path / name / "checkpoints" / "epoch_2.pt"
-        saved[name] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    head = {name: saved["with"].pop(name) for name in ("length_head.weight", "length_head.bias")}
-    assert all(weight.any() for weight in head.values())
-    assert saved["with"].keys() == saved["without"].keys()
-    assert all(torch.equal(weight, saved["without"][name]) for name, weight in saved["with"].items())
+    for name, launcher in (("with", MAIN), ("without", ("python", "-c", WITHOUT_HEAD))):
+        open_clip_train("--batch-size", "8", "--epochs", "2", "--precision", "amp_bf16", "--grad-clip-norm", "0.1",
+                        "--accum-freq", "2", data=csv, logs=tmp_path, name=name, launcher=launcher)
+    own, other = (weights(tmp_path, 2, name) for name in ("with", "without"))
+    assert all(own.pop(f"length_head.{name}").any() for name in ("weight", "bias")) and equal(own, other)
 
 
 @pytest.mark.parametrize("width", [128, 768, 1280])

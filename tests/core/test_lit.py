@@ -9,7 +9,6 @@ from training import equal, open_clip_train, weights
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
-from open_clip_mdc.models.captioner import Captioner
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +79,3 @@ def test_names():
     for name in ("LiT-ViT-B-3", "LiT-MDC-ViT-B-32", "LiT-", "LiT"):
         assert open_clip.get_model_config(name) is None
     assert not open_clip_mdc.is_captioner("LiT-ViT-B-32")
-
-
-def test_a_captioner_and_a_lit_model_are_told_apart():
-    assert isinstance(open_clip.create_model("MDC-ViT-Ti-8"), Captioner)
-    model = open_clip.create_model("LiT-ViT-Ti-8")
-    assert isinstance(model, open_clip.CustomTextCLIP) and not isinstance(model, Captioner)

@@ -5,6 +5,7 @@ import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
+from likelihoods import naive_decoder
 
 import open_clip_mdc
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
@@ -16,28 +17,6 @@ from open_clip_mdc.text.special_tokens import mask_id, valid_tokens
 OBJECTIVES = ["mdc", "arc", "cappa"]
 
 
-def naive_hidden(model: Captioner, image_embs: torch.Tensor, ids: list[int], causal: bool) -> torch.Tensor:
-    """The decoder on one caption without padding, attention written out: [L, W]."""
-    decoder = model.text
-    x = decoder.token_embedding(torch.tensor(ids)) + decoder.positional_embedding[:len(ids)]
-
-    def attend(q, k, v, future_hidden):
-        heads = decoder.blocks[0].heads
-        out = []
-        for qh, kh, vh in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1), strict=True):
-            scores = qh @ kh.T / kh.shape[-1] ** 0.5
-            if future_hidden:
-                scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-            out.append(scores.softmax(-1) @ vh)
-        return torch.cat(out, -1)
-
-    for block in decoder.blocks:
-        x = x + block.self_out(attend(*block.self_qkv(block.ln_1(x)).chunk(3, -1), causal))
-        x = x + block.cross_out(attend(block.cross_q(block.ln_2(x)), *block.cross_kv(image_embs).chunk(2, -1), False))
-        x = x + block.mlp(block.ln_3(x))
-    return decoder.ln_final(x)
-
-
 def naive_nll(model, image, text, corrupted):
     """-log p of every asked token, one caption at a time: [B, L]."""
     nll = torch.zeros(text.shape)
@@ -45,7 +24,7 @@ def naive_nll(model, image, text, corrupted):
         n = int(valid_tokens(text, VOCAB)[b].sum())
         causal = bool(corrupted.causal[b]) if isinstance(corrupted.causal, torch.Tensor) else corrupted.causal
         embs = model.encode_image_tokens(image[b:b + 1])[0]
-        logits = model.text.output(naive_hidden(model, embs, corrupted.text[b, :n].tolist(), causal))
+        logits = model.text.output(naive_decoder(model.text, corrupted.text[b, :n], embs, causal)[0])
         for i in range(n):
             if corrupted.loss_mask[b, i]:
                 nll[b, i] = -logits[i - causal].log_softmax(-1)[text[b, i]]

@@ -4,14 +4,12 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from conftest import images
-from likelihoods import MASK, V, log_probs, random_captions, read
+from likelihoods import MASK, log_probs, random_captions, read
 from scipy.special import stdtrit
 
 from open_clip_mdc.likelihood import draws as drawing
 from open_clip_mdc.likelihood import log_likelihood as scoring
-from open_clip_mdc.likelihood import monte_carlo
 
 
 def mask_values(model, image, text):
@@ -109,21 +107,6 @@ def test_an_interval_draws_its_mask_counts_only_and_averages_them(mdc, six_token
     assert found.item() == pytest.approx(eq_8(six_tokens, counts), rel=1e-5)
     rough = estimates(six_tokens, 5, seeds=1500, interval=interval)[:, 0]
     assert abs(rough.mean() - eq_8(six_tokens, counts)) <= 4 * rough.std() / math.sqrt(1500) + 1e-9
-
-
-def test_candidates_of_equal_length_share_their_masks(mdc):
-    image_kv = mdc.text.project_image(mdc.encode_image_tokens(images(1)))
-    seen = []
-
-    def record(lengths):
-        token_logits = mdc.token_logits(image_kv, lengths)
-        return lambda text, predicted: seen.append(text == MASK) or token_logits(text, predicted)
-
-    with torch.no_grad():
-        monte_carlo.monte_carlo(record, random_captions(3, [6]), V, num_samples=20, seed=5)
-    first, second, third = torch.cat(seen).split(len(drawing.draw_masks(7, 20, 5).hidden))
-    assert (first == second).all() and (first == third).all()
-    assert not np.array_equal(drawing.draw_masks(7, 20, 5).hidden, drawing.draw_masks(7, 20, 6).hidden)
 
 
 def test_masks_of_different_lengths_are_independent():

@@ -16,7 +16,7 @@ from open_clip_mdc.integration.validation import nelbo
 from open_clip_mdc.objectives import replace_process as mask_replace
 from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.loss import CaptionLoss
-from open_clip_mdc.objectives.masked import forward_process, loss_weight, sample_t
+from open_clip_mdc.objectives.masked import loss_weight, sample_t
 from open_clip_mdc.objectives.registry import OBJECTIVES
 from open_clip_mdc.objectives.times import golden_ratio_points, stratified_uniform
 from open_clip_mdc.text.packing import NoisedCaptions, Predicted, pack
@@ -76,15 +76,6 @@ def test_expected_weight_is_the_valid_mask(interval):
     spread = math.log(interval[1] / low) / (interval[1] - low) - 1 if interval[1] > low else 1 / low - 1
     tolerance = 5 * math.sqrt(spread / draws) + 1e-6
     assert (mean - target_tokens(text, VOCAB).float()).abs().max() < tolerance
-
-
-def test_forward_process_masks_each_token_with_probability_t():
-    text = captions([12] * 2000)
-    t = torch.full((2000,), 0.7)
-    noisy, masked = forward_process(text, target_tokens(text, VOCAB), t, VOCAB, generator(0))
-    share = masked[:, 1:].float().mean()
-    assert abs(share - 0.7) < 5 * math.sqrt(0.7 * 0.3 / (2000 * 11))
-    assert (noisy[masked] == mask_id(VOCAB)).all() and (noisy[~masked] == text[~masked]).all()
 
 
 @pytest.mark.parametrize("objective", ["mdc", "arc", "cappa"])

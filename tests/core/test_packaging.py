@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import REPO, run
+from packaging.requirements import Requirement
 
 import open_clip_mdc
 from open_clip_mdc.integration import configs
@@ -60,13 +61,8 @@ def test_declared_dependencies_are_those_that_are_imported():
     optional = {"spacy", "nltk", "transformers", "diffusers", "ray", "gradio", "starlette", "argcomplete"}
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
-    declared = set()
-    for requirement in metadata.requires("open_clip_mdc"):
-        if "extra ==" not in requirement:
-            name = requirement
-            for mark in "[<>=!;( ":
-                name = name.split(mark)[0]
-            declared.add(name.lower().replace("-", "_"))
+    needed = [need for need in map(Requirement, metadata.requires("open_clip_mdc")) if "extra" not in str(need.marker)]
+    declared = {need.name.lower().replace("-", "_") for need in needed}
     # What upstream needs for things that are promised here: its undeclared imports (requests, braceexpand), its
     # encoders, its logger and its caption metrics.
     indirect = {"requests", "braceexpand", "timm", "pycocoevalcap"}
@@ -85,7 +81,6 @@ def metadata_of(wheel: Path) -> email.message.Message:
 
 
 def test_each_dependency_has_an_end_and_is_installed_within_it(wheel):
-    from packaging.requirements import Requirement
     for requirement in map(Requirement, metadata_of(wheel).get_all("Requires-Dist")):
         if "dev" in str(requirement.marker) or "docs" in str(requirement.marker):
             continue

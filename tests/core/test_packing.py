@@ -182,19 +182,6 @@ def test_multiplications_grow_with_the_real_tokens_and_not_with_the_longest_capt
     assert steps[2] - steps[1] == pytest.approx(steps[1] - steps[0], rel=0.05)
 
 
-def test_a_step_of_mask_and_replace_takes_mdcs_multiplications_where_nothing_is_replaced():
-    """Whole models at CC12M's 17 tokens. Where tokens may be replaced all target tokens have logits."""
-    open_clip_mdc.register()
-    flops = {}
-    for name in ("MDC-ViT-B-32", "Parallel-ViT-B-32", "MCD-ViT-B-32-absorbing", "MCD-ViT-B-32-replace"):
-        config = open_clip.get_model_config(name)
-        config.pop("custom_text")
-        torch.manual_seed(0)
-        flops[name] = step_flops(config, [17] * 8)
-    assert flops["MCD-ViT-B-32-absorbing"] <= 1.05 * flops["MDC-ViT-B-32"]
-    assert flops["MCD-ViT-B-32-replace"] == flops["Parallel-ViT-B-32"]  # in which all are asked, too
-
-
 def test_a_step_of_b_16_takes_no_more_multiplications_than_clips():
     """At CC12M's 17 tokens, whole models."""
     open_clip_mdc.register()

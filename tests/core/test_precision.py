@@ -46,24 +46,15 @@ def test_scores_under_autocast_are_those_of_float32(objective, method, dtype, to
 
 
 @pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
-def test_unmasking_under_autocast_reveals_the_same_tokens_at_the_same_steps(dtype, tolerance):
-    model, image = captioner("mdc"), images(16)
+@pytest.mark.parametrize("objective, other", [("mdc", 1), ("arc", 0)])
+def test_captions_under_autocast_are_the_same_at_the_same_steps(objective, other, dtype, tolerance):
+    model, image = captioner(objective), images(16)
     expected = model.generate(image, length=8, return_trace=True)
     with torch.autocast("cpu", dtype):
         found = model.generate(image, length=8, return_trace=True)
     same = (found.text == expected.text).all(1)
-    assert same.sum() >= 15 and (found.step != expected.step)[same].any(1).sum() <= 1  # of 16 captions
+    assert same.sum() >= 16 - other and (found.step != expected.step)[same].any(1).sum() <= other  # of 16 captions
     assert (found.log_prob - expected.log_prob)[same].sum(1).abs().max() < 8 * tolerance
-
-
-@pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
-def test_beam_search_under_autocast_finds_the_same_captions(dtype, tolerance):
-    model, image = captioner("arc"), images(16)
-    expected = model.generate(image, length=8, return_trace=True)
-    with torch.autocast("cpu", dtype):
-        found = model.generate(image, length=8, return_trace=True)
-    assert torch.equal(found.text, expected.text)
-    assert (found.log_prob - expected.log_prob).sum(1).abs().max() < 8 * tolerance
 
 
 def test_outside_training_the_blocks_follow_autocast_and_the_logits_do_not():

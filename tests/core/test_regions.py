@@ -1,12 +1,9 @@
 """Claims about region features.    pytest tests/core/test_regions.py"""
-import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images
 
-import open_clip_mdc
 from open_clip_mdc.extras.regions import RegionTower
-from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models import towers
 from open_clip_mdc.models.towers import tower
@@ -67,13 +64,3 @@ def test_the_locked_tower_of_regions_is_the_locked_tower():
     free = {n for n, p in model.visual.named_parameters() if p.requires_grad}
     assert free == {n for n, _ in model.visual.named_parameters()
                     if "resblocks.1." in n or "ln_post" in n or n == "region_embedding"}
-
-
-def test_a_config_by_name_is_saved_and_found_again_with_its_size(tmp_path):
-    open_clip_mdc.register()
-    torch.manual_seed(0)
-    model, _, transform = open_clip.create_model_and_transforms("MDC-ViT-Ti-8-regions2", output_dict=True)
-    torch.save(model.state_dict(), tmp_path / "epoch_1.pt")
-    again, same, _ = checkpoints.load(str(tmp_path / "epoch_1.pt"), "MDC-ViT-Ti-8-regions2")
-    assert again.visual.image_size == (64, 64) and repr(same) == repr(transform) and "64" in repr(transform)
-    assert torch.equal(again.encode_image(images(1, 64)), model.eval().encode_image(images(1, 64)))

@@ -99,21 +99,6 @@ def test_condition_masking_hides_codes_behind_the_towers_mask_and_guidance_witho
     assert learned.visual.embedding.grad[-1].any()
 
 
-@pytest.mark.parametrize("quantise", [True, False])
-def test_training_moves_the_embedding_and_the_decoder_and_nothing_of_the_vq_vae(quantise):
-    model = captioner(quantise=quantise).train()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    image = normalised(bright(4), model.visual)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
-    for _ in range(2):
-        CaptionLoss()(**model(image, captions([5, 6, 7, 8]))).backward()
-        optimizer.step()
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, before[name]) == name.startswith(PREFIX), name
-    assert {n for n, p in model.named_parameters() if p.grad is None} == {
-        n for n, _ in model.named_parameters() if n.startswith(PREFIX)}
-
-
 def test_training_on_codes_is_one_graph():
     """As --torchcompile makes it, masked conditions included."""
     torch._dynamo.reset()
@@ -156,20 +141,6 @@ def test_a_file_of_a_vq_vae_alone_gives_that_and_leaves_the_rest_to_the_seed(tmp
     torch.testing.assert_close(visual.embedding.std(), torch.tensor(0.25), atol=0.05, rtol=0)
 
 
-def test_a_full_checkpoint_still_loads_strictly():
-    source, model = captioner(seed=7), captioner()
-    state = source.state_dict()
-    model.load_state_dict(state)
-    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
-    del state["text.output.weight"]
-    with pytest.raises(RuntimeError, match="text.output.weight"):
-        model.load_state_dict(state)
-    partial = {name: weight for name, weight in state.items() if name.startswith(PREFIX)}
-    del partial[PREFIX + "score.bias"]
-    with pytest.raises(RuntimeError, match="score.bias"):
-        model.load_state_dict(partial)
-
-
 def test_the_papers_model_has_122_million_trainable_parameters():
     """Sec. "Implementation Details": 18 blocks of width 512, K = 2886 codes, 32 x 32 of them for 256 x 256 pixels."""
     open_clip_mdc.register()
@@ -180,9 +151,6 @@ def test_the_papers_model_has_122_million_trainable_parameters():
     assert abs(sum(p.numel() for p in model.parameters() if p.requires_grad) - 122e6) < 1e6
     assert model.visual.embedding.shape == (2887, 256) and len(model.text.blocks) == 18
     assert len(model.visual.row_embedding) == len(model.visual.column_embedding) == 32
-    attention = [name for name in model.visual.vq.state_dict() if "attentions" in name and "to_q.weight" in name]
-    assert [name.split("encoder.")[1].split(".attentions")[0] for name in attention] == [
-        "down_blocks.3", "down_blocks.3", "mid_block"]
 
 
 def test_locking_freezes_the_embedding_too():

@@ -17,7 +17,6 @@ import open_clip_mdc
 from clip_benchmark_ext.tasks.zeroshot import read_classifier
 from open_clip_mdc import train
 from open_clip_mdc.cli import taming
-from open_clip_mdc.data import weights
 from open_clip_mdc.integration import checkpoints, image_source, problems, saving
 from open_clip_mdc.integration import clip as clip_models
 
@@ -66,17 +65,10 @@ READERS = {  # every way in
 }
 
 
-def write_rotten(name: str, path: Path, state: dict) -> None:
+def write_rotten(name: str, path: Path) -> None:
     """A file that is no whole checkpoint, of one kind."""
     small = {"text.a": torch.ones(64, 64), "text.b": torch.zeros(4)}
-    if name.startswith("safetensors"):
-        weights.save(small, path)
-        whole = path.read_bytes()
-        path.write_bytes({"bit": whole[:-900] + b"\x01" + whole[-899:], "cut": whole[:-900], "header": whole[:40],
-                          "longer": whole + b"0", "size": b"\xff" * 7 + whole[7:]}[name.partition(" ")[2]])
-    elif name == "not finite":
-        save_file(small | {"text.b": torch.tensor([0.0, float("nan")])}, path)
-    elif name in ("payload", "callback"):
+    if name in ("payload", "callback"):
         torch.save({"state_dict": small, "x": Payload() if name == "payload" else Callback()}, path)
     elif name == "old payload":
         torch.save({"state_dict": small, "x": Payload()}, path, _use_new_zipfile_serialization=False)
@@ -95,9 +87,7 @@ def write_rotten(name: str, path: Path, state: dict) -> None:
 
 
 ROTTEN = {  # kind of file: words of the message
-    "safetensors bit": "damaged", "safetensors cut": "damaged or was cut off", "safetensors size": "",
-    "safetensors header": "damaged or was cut off", "safetensors longer": "damaged or was cut off",
-    "not finite": "NaN or infinity (text.b)", "payload": "holds other Python objects than tensors (posix.mkdir)",
+    "payload": "holds other Python objects than tensors (posix.mkdir)",
     "old payload": "holds other Python objects than tensors (posix.mkdir)", "callback": "(test_weights.Callback)",
     "script": "a TorchScript program", "npz": "NumPy archive", "empty": "it is empty", "pointer": "git-lfs",
     "page": "DOCTYPE html", "gzip": "it begins with", "zeros": "has written: it begins with",
@@ -106,42 +96,36 @@ ROTTEN = {  # kind of file: words of the message
 
 
 @pytest.mark.parametrize("name", ROTTEN)
-def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, state, tmp_path, monkeypatch):
+def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "w.pt"
-    write_rotten(name, path, state)
+    write_rotten(name, path)
     for way, read in READERS.items():
         said = say(path, read)
-        assert ROTTEN[name] in said or (way, name) == ("--load_clfs", "not finite"), (way, said)
+        assert ROTTEN[name] in said, (way, said)
     assert not Path("PWNED").exists()
     args = train.parse(["--model", MODEL, "--pretrained", "w.pt", "--dataset-type", "synthetic",
                         "--train-num-samples", "8", "--precision", "fp32"])
-    if name not in ("safetensors bit", "not finite", "payload", "old payload", "callback", "pickle", "npz"):
+    if name not in ("payload", "old payload", "callback", "pickle", "npz"):
         assert ROTTEN[name] in problems.find_problem(args)  # before the data and the model
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "bool", "float8_e4m3fn", "float8_e5m2",
-                                   "complex64"])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "bool", "float8_e4m3fn", "complex64", "sparse_coo"])
 def test_weights_of_a_type_that_cannot_hold_them_are_refused_by_every_way_in(dtype, state, tmp_path):
-    """One matrix is enough, of torch.save or safetensors. What a network counts is whole, and loads."""
-    name, kind = "visual.transformer.resblocks.0.mlp.c_fc.weight", getattr(torch, dtype)
-    given = {**state, name: (state[name] * 127).to(kind)}
-    torch.save({"epoch": 2, "state_dict": given}, tmp_path / "w.pt")
-    save_file(given, tmp_path / "w.safetensors")
-    torch.save(torch.ones(8, 4).to(kind), tmp_path / "c.pt")
-    for way, read in READERS.items():
-        for path in [tmp_path / "c.pt"] if way == "--load_clfs" else [tmp_path / "w.pt", tmp_path / "w.safetensors"]:
+    """One matrix is enough, of torch.save or safetensors."""
+    def change(x):
+        return x.to_sparse() if dtype == "sparse_coo" else x.to(getattr(torch, dtype))
+    name, path = "visual.transformer.resblocks.0.mlp.c_fc.weight", tmp_path / "w.pt"
+    given = {**state, name: change(127 * state[name])}
+    ways = dict(READERS, tower=lambda path: image_source.load(open_clip.create_model(MODEL).visual, str(path), MODEL))
+    for way, read in ways.items():
+        torch.save(change(torch.ones(8, 4)) if way == "--load_clfs" else {"epoch": 2, "state_dict": given}, path)
+        for saved_again in (False, way != "--load_clfs" and dtype != "sparse_coo"):
+            if saved_again:
+                save_file(given, path)
             said = say(path, read)
             assert f" as {dtype}, from which the weight cannot be told: give weights in float16" in said, (way, said)
-            assert way == "--load_clfs" or name in said
-    with pytest.raises(ValueError, match=f"w.pt holds .* as {dtype}, "):
-        image_source.load(open_clip.create_model(MODEL).visual, str(tmp_path / "w.pt"), MODEL)
-
-
-def test_a_sparse_weight_is_refused_in_the_same_words(state, tmp_path):
-    torch.save({**state, "visual.ln_post.weight": state["visual.ln_post.weight"].to_sparse()}, tmp_path / "w.pt")
-    with pytest.raises(ValueError, match="holds visual.ln_post.weight as sparse_coo, from which the weight cannot be"):
-        open_clip.create_model(MODEL, str(tmp_path / "w.pt"))
+            assert way == "--load_clfs" or name in said or name.removeprefix("visual.") in said
 
 
 WRAPPED = {  # as others save the same weights

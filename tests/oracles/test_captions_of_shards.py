@@ -2,22 +2,20 @@
 
 What is right is known from how each tar is written here.
 """
-import io
 import os
 import subprocess
 import sys
-import tarfile
 
 import pytest
-from PIL import Image
+from conftest import png
+from strategies import tar
 
 from experiments import lengths
 from open_clip_mdc.cli import prepare_layouts
 from open_clip_mdc.data import captions, images
 from open_clip_mdc.data.shards import read_samples
 
-PNG = io.BytesIO()
-Image.new("RGB", (8, 8), "red").save(PNG, "png")
+PNG = png(0, 8)
 TEXTS = {"a": b"a dog", "b": b"", "c": b" \n\t", "d": b"a caf\xe9", "e": "\ufeffa caf\u00e9".encode(),
          "f": "a caf\u00e9".encode("utf-16"), "g": b"\x1e one \x1e\x1e", "h": b"\xef\xbb\xbf"}
 RIGHT = {"a": ["a dog"], "e": ["a caf\u00e9"], "f": ["a caf\u00e9"], "g": [" one "]}
@@ -25,13 +23,10 @@ SIX = [f"{i:04d}" for i in range(6)]
 
 
 def write(path, names, texts=None):
-    with tarfile.open(path, "w") as archive:
-        for name in names:
-            stem, _, suffix = name.rpartition("/")[2].partition(".")
-            data = PNG.getvalue() if suffix == "png" else (texts or {}).get(stem, f"picture {stem}".encode())
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    def content(name):
+        stem, _, suffix = name.rpartition("/")[2].partition(".")
+        return PNG if suffix == "png" else (texts or {}).get(stem, f"picture {stem}".encode())
+    path.write_bytes(tar([(name, content(name)) for name in names]))
     return str(path)
 
 

@@ -1,10 +1,9 @@
 """Claims about what --train-data and --val-data name, told before the model is built."""
-import io
 import logging
-import tarfile
 
 import pytest
-from PIL import Image
+from conftest import png
+from strategies import tar
 
 import open_clip_mdc
 from open_clip_mdc import train
@@ -13,29 +12,13 @@ from open_clip_mdc.integration import csv_images, problems
 ROWS = 12
 
 
-def png() -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise((16, 16), 50).convert("RGB").save(buffer, "png")
-    return buffer.getvalue()
-
-
-def tar(path, names) -> bytes:
-    with tarfile.open(path, "w") as archive:
-        for name in names:
-            content = png() if name.endswith("png") else b"a dog"
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path.read_bytes()
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder of photographs, tables of them, and shards, with one thing wrong in each."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     for i in range(ROWS):
-        (tmp_path / "photos" / f"p{i}.png").write_bytes(png())
+        (tmp_path / "photos" / f"p{i}.png").write_bytes(png(0, 16))
     (tmp_path / "photos" / "page.png").write_text("<html>")
     names = [f"photos/p{i}.png" for i in range(ROWS)]
     tables = {"good": names, "windows": [name.replace("/", "\\") for name in names],
@@ -43,13 +26,15 @@ def place(tmp_path, monkeypatch):
               "folder": [*names[:6], "photos", *names[7:]], "most": [*names[:3], *(f"gone/{i}.png" for i in range(9))]}
     for name, rows in tables.items():
         (tmp_path / f"{name}.csv").write_text("filepath,title\n" + "".join(f"{row},a dog\n" for row in rows))
-    pairs = [f"{i}.{kind}" for i in range(ROWS) for kind in ("png", "txt")]
-    whole = tar(tmp_path / "whole.tar", pairs)
+    pairs = {f"{i}.{kind}": data for i in range(ROWS) for kind, data in (("png", png(i, 16)), ("txt", b"a dog"))}
+    images = {name: data for name, data in pairs.items() if name.endswith("png")}
+    whole = tar(pairs)
+    (tmp_path / "whole.tar").write_bytes(whole)
     (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
-    (tmp_path / "between.tar").write_bytes(whole[:4 * 1024 * 2])  # where no member is open
-    (tmp_path / "photo.tar").write_bytes(png())
-    tar(tmp_path / "apart.tar", sorted(pairs, key=lambda name: name[-3:]))
-    tar(tmp_path / "images.tar", [name for name in pairs if name.endswith("png")])
+    (tmp_path / "between.tar").write_bytes(tar(dict(list(pairs.items())[:4]))[:-1024])  # where no member is open
+    (tmp_path / "photo.tar").write_bytes(png(0, 16))
+    (tmp_path / "apart.tar").write_bytes(tar(images | pairs))
+    (tmp_path / "images.tar").write_bytes(tar(images))
     (tmp_path / "empty.tar").write_bytes(bytes(10240))
     open_clip_mdc.register(training=True)
     return tmp_path

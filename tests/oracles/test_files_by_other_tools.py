@@ -2,10 +2,10 @@
 
     pytest tests/oracles/test_files_by_other_tools.py
 """
+import gzip
 import io
 import json
 import os
-import tarfile
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -13,6 +13,7 @@ import pytest
 import webdataset as wds
 from conftest import complaint_of, make_image, png
 from PIL import Image
+from strategies import tar
 
 NAMES = ['a "quoted", one.png', "two\nlines.png", "ümlaut 猫.png", "=1+1.png", "a;b|c\t'd.png"]
 
@@ -66,15 +67,10 @@ def test_webdataset_reads_prepared_shards(photos, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".TAR.GZ"])
 def test_a_compressed_shard_is_a_shard_for_every_command(suffix, tmp_path):
-    """Written by Python's tarfile and gzip, with captions."""
     (tmp_path / "in").mkdir()
     shard = tmp_path / "in" / f"00000{suffix}"
-    with tarfile.open(shard, "w:gz") as archive:
-        for number in range(3):
-            for name, content in ((f"{number}.png", png(number, 64)), (f"{number}.txt", b"a red star")):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+    shard.write_bytes(gzip.compress(tar({f"{number}.{kind}": data for number in range(3) for kind, data in (
+        ("png", png(number, 64)), ("txt", b"a red star"))})))
     found = {}
     for source in (shard, shard.parent):
         out = tmp_path / "captions.jsonl"
