@@ -50,9 +50,8 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    known = claims_of_position(SCALES[scale]) if scale == "position" else [
-        claim for ledger in LEDGERS for claim in claims.claims_of(ledger, SCALES[scale])]
-    for claim in known:
+    ledgers = (*position.LEDGERS, "lastsaid") if scale == "position" else LEDGERS
+    for claim in (claim for ledger in ledgers for claim in claims.claims_of(ledger, SCALES[scale])):
         if claim.id == short:
             if not claim.left or not claim.right:
                 raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
@@ -62,11 +61,6 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
                 raise ValueError(f"{name} has no archived results: {file} does not exist")
             return Task(SCALES[scale], claim, file)
     raise ValueError(f"{scale} has no claim {short}: see experiments/results/claims.csv")
-
-
-def claims_of_position(scale: Scale) -> list[claims.Claim]:
-    cells = tables_of(scale)
-    return [*position.claims_of(cells["position"]()), *position.of_last(cells["lastsaid"]())]
 
 
 def with_verdict(results: Results, task: Task) -> claims.Row:

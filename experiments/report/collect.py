@@ -106,8 +106,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             numbers = [values(results, scale, cell) for cell in cells]
             summaries = [summarise(by_seed.values()) for by_seed in numbers]
             if name == "position":
-                found = position.claims_of(cells)
-                ledgers = [position.give_verdicts([claim for claim in found if claim.ledger == ledger], results, scale)
+                ledgers = [position.give_verdicts(claims.claims_of(ledger, scale), results, scale)
                            for ledger in position.LEDGERS]
                 rows = [row for ledger in ledgers for row in ledger]
                 page = position.page(results, scale, cells, numbers, ledgers, folder / name)
@@ -115,7 +114,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
             if name == "lastsaid":
-                rows = claims.give_verdicts(position.of_last(cells), results, scale)
+                rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
                 page += "\n" + claims.ledger(rows, results, scale)
             page += environments(cells, numbers, place)
             if name.startswith("figure"):

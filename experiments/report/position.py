@@ -59,33 +59,11 @@ def against_one(side: Side | None, margin: float | None = None, looks: int = 1) 
     return compare(side, none, margin, looks)._replace(p=None)  # no claim here says that a ratio is not 1
 
 
-def claims_of(cells: list[Cell]) -> list[Claim]:
-    """Return the claims of both ledgers. A level claim compares second with first, the others compare two ratios."""
-    of = {(row_of(cell), cell.column): cell for cell in cells}
-    level = {"bert15": ("BERT 15 %", Row("r90", "BERT 15 %")), "bert75": ("BERT 75 %", Row("r90", "BERT 75 %")),
-             "parallel": ("parallel", Row("r90", "parallel")), "r100": ("MDC at redundancy 1", Row("r100", "MDC")),
-             "arc-r0": ("control, ARC at redundancy 0", Row("r0", "ARC"))}
-
-    def claim(ledger: str, measure: str, text: str, row: Row, other: Row | None = None, short: str = "") -> Claim:
-        left, right = (tuple(of[one, f"{measure}, {place}"] for place in reversed(tables.PLACES))
-                       for one in (row, other or row))
-        short = short or (other or row).objective.lower()
-        return Claim(ledger, f"{measure}-{short}", measure, f"{measure}: {text}{LOG}",
-                     *((left, right) if other else (left[:1], left[1:])), level=other is None)
-
-    paper, beside, mdc = [], [], Row("r90", "MDC")
-    for measure in TESTED:
-        paper += [claim(LEDGERS[0], measure, "MDC: level at both places", mdc),
-                  claim(LEDGERS[0], measure, "MDC's ratio above ARC's", mdc, Row("r90", "ARC"))]
-        if measure != "gradient":
-            beside += [claim(LEDGERS[1], measure, "MDC's ratio above CapPa's", mdc, Row("r90", "CapPa")),
-                       *(claim(LEDGERS[1], measure, f"{name}: level at both places", row, short=short)
-                         for short, (name, row) in level.items())]
-    return paper + beside
-
-
 def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
-    """Return the claims of a ledger with their verdicts, corrected together."""
+    """Return the claims of a ledger with their verdicts, corrected together.
+
+    A level claim compares second with first, the others compare two ratios, each that of the row of its cell.
+    """
     def found(claim: Claim) -> Finding:
         left = side(results, scale, claim.left[0])
         if claim.level:
@@ -95,17 +73,6 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
     return [claims.Row(claim, claims.says(verdict, claim.level), "", verdict.finding, verdict.p, verdict.p_within,
                        MARGIN if claim.level else None)
             for claim, verdict in zip(ledger, decide(map(found, ledger)), strict=True)]
-
-
-def of_last(cells: list[Cell]) -> list[Claim]:
-    """Return claims on probes of the shape, trained where it is always said last and where a coin decides."""
-    at = {tuple(cell.row.split(", ")): cell for cell in cells if cell.column == "shape"}
-    coin, last = ({row: at[label, row] for row in tables.MAIN} for label in ("a coin decides", "shape always last"))
-    rows = (("last-features", "shape always last: MDC above ARC", (last["MDC"],), (last["ARC"],)),
-            ("coin-features", "a coin decides: MDC above ARC", (coin["MDC"],), (coin["ARC"],)),
-            ("last-loss", "ARC loses more than MDC where the shape is always last (half the loss)",
-             (last["MDC"], coin["ARC"]), (last["ARC"], coin["MDC"])))
-    return [Claim("lastsaid", short, "features", text, left, right) for short, text, left, right in rows]
 
 
 def shown_ratio(finding: Finding) -> str:
