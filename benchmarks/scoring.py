@@ -25,7 +25,6 @@ from .turns import CLEAR_PEAK, peak_growth, ratio, take_turns
 
 PLAIN_DRAWS, DRAWS = 6, 64  # per caption. The ratio compares the time of a draw
 BUDGET_MIB, CANDIDATES = 256, (2, 200)
-TASKS = ("swap_att", "swap_obj", "replace_rel")
 
 
 def ours(model: Captioner, image: Tensor, text: Tensor, method: str, **options) -> Likelihood:

@@ -20,7 +20,7 @@ def table1(scale: Scale) -> Iterator[Cell]:
                 methods = {"CLIP-LB": Run(backbone, data, batches=2), **methods}
             block = f"{scale.data[data].label}, {backbone}"
             for method, run in methods.items():
-                known = dict(zip(paper.PROBES, paper.TABLE1[captions, network, method], strict=True))
+                known = paper.probes(captions, network, method)
                 if tuple(scale.probes) == paper.PROBES:
                     known["Average"] = paper.average(captions, network, method)
                 for label, evaluation in probes(scale).items():
@@ -54,7 +54,7 @@ def table2(scale: Scale) -> Iterator[Cell]:
     The paper's number stands beside the official average of the data set.
     """
     for method, (run, flags) in scorers(scale).items():
-        known = dict(zip(paper.SELECTIONS, paper.TABLE2[method], strict=True))
+        known = dict(zip(paper.SELECTIONS, paper.TABLES["table2"][method], strict=True))
         for kind in ("", "_blind", "_debiased") if method != "CLIP" else ("",):
             for selection in scale.selection:
                 for place, (name, (average, weight)) in enumerate(averages(selection).items()):
@@ -82,7 +82,7 @@ def table3(scale: Scale) -> Iterator[Cell]:
             rows = {"CoCa": (Run(f"coca_{scale.backbone}", test.train, start=test.coca), ()), **rows}
         for system, (run, flags) in rows.items():
             row = f"{test.label}, {system}"
-            known = dict(zip(paper.CAPTION_METRICS, paper.TABLE3.get((test.label, system), ()), strict=False))
+            known = dict(zip(paper.CAPTION_METRICS, paper.TABLES["table3"].get(row, ()), strict=False))
             for column in ("B@4", "METEOR", "CIDEr", "SPICE", "ROUGE-L", "words"):
                 evaluation = captioning(scale, column, flags, (test.root, test.dataset))
                 yield Cell(row, column, run, evaluation, known.get(column), test.label,
@@ -96,12 +96,12 @@ def table4(scale: Scale) -> Iterator[Cell]:
     for method, suffix in (("MDC (w/o t)", "-unweighted"), ("MDC", "")):
         for data, captions in ((scale.alt, "CC12M"), (scale.long, "Recap-10M")):
             yield Cell(method, scale.data[data].label, Run(f"MDC-{scale.backbone}{suffix}", data), probe(scale),
-                       paper.TABLE4[captions, method] if "ImageNet" in scale.probes else None)
+                       paper.TABLES["table4"][f"{captions}, {method}"][0] if "ImageNet" in scale.probes else None)
 
 
 def intervals(scale: Scale) -> dict[str, Run]:
     """Return the runs of Table 5 by the paper's label. The last interval is MDC's default, which no name mentions."""
-    *others, own = paper.TABLE5
+    *others, own = paper.TABLES["table5"]
     suffixes = {label: "-t{}-{}".format(*label.strip("[]").split(", ")) for label in others} | {own: ""}
     return {label: Run(f"MDC-{scale.backbone}{suffix}", scale.search) for label, suffix in suffixes.items()}
 
@@ -109,7 +109,7 @@ def intervals(scale: Scale) -> dict[str, Run]:
 def table5(scale: Scale) -> Iterator[Cell]:
     for label, run in intervals(scale).items():
         yield Cell(label, scale.data[scale.search].label, run, probe(scale),
-                   paper.TABLE5[label] if "ImageNet" in scale.probes else None)
+                   paper.TABLES["table5"][label][0] if "ImageNet" in scale.probes else None)
 
 
 def stability(scale: Scale) -> Iterator[Cell]:
