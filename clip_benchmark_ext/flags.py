@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from open_clip_mdc.decoding import options as decoding
+from open_clip_mdc.decoding.rules import SAMPLERS
 from open_clip_mdc.errors import finite, number_from
 from open_clip_mdc.integration.configs import ROWS
+from open_clip_mdc.integration.decoding_flags import OF_CLIP, OPTIONS, add_flags
 
 if TYPE_CHECKING:
     from open_clip_mdc.objectives.config import CaptionCfg
@@ -23,7 +25,7 @@ TYPES = {"int": int, "float": float, "str": str, "bool": bool, "finite": finite,
 FEATURES = ("gap", "cls", "pooled", "pixels")
 TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
          "zeroshot_classification", "zeroshot_retrieval")
-DECODING = tuple("caption_length" if name == "length" else name for name in decoding.OPTIONS)
+DECODING = {name: f"{'caption_' * (name == 'length')}{name}" for name in OPTIONS}  # the flags
 
 
 def add_rows(group: argparse._ActionsContainer, rows: list[dict]) -> None:
@@ -45,10 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
                                       f"objective alone ({', '.join(objectives)}). The architecture is then that of "
                                       "the run or checkpoint of --pretrained.")
     add_rows(group, json.loads(Path(__file__).with_name("flags.json").read_bytes()))
-    for title, names in (("decoding of captions", [name for name in decoding.OPTIONS if name not in decoding.OF_CLIP]),
-                         ("help from a CLIP model", decoding.OF_CLIP)):
-        decoding.add_flags(parser.add_argument_group(title), names,
-                           lambda name: f"--{'caption_' * (name == 'length')}{name}")
+    for title, names in (("decoding of captions", [name for name in OPTIONS if name not in OF_CLIP]),
+                         ("help from a CLIP model", OF_CLIP)):
+        add_flags(parser.add_argument_group(title), names, lambda name: f"--{DECODING[name]}")
     return parser
 
 
@@ -105,9 +106,9 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
         {"clip": flags.clip, "shortlist": flags.shortlist} if flags.clip else {})
 
 
-def check_samples(flags: Flags, drawn: bool) -> None:
-    if (flags.samples or 2) < 2 or flags.samples and not drawn:
-        raise ValueError("--samples should be 2 or more, and needs a temperature: give --temperature")
+def check_samples(flags: Flags) -> None:
+    if flags.samples == 1:
+        raise ValueError("--samples should be 2 or more: without it one caption is decoded")
     if flags.samples and flags.clip_rerank:
         raise ValueError("--clip_rerank keeps one of the captions that it draws: leave out --samples")
     if flags.train_captions and (flags.select or not flags.samples):
@@ -120,17 +121,19 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
     if cfg is None and flags.clip:
         raise ValueError(f"--clip needs a captioner, such as MDC- and ARC- models, which {args.model} is not")
     causal = cfg is None or objective_of(cfg).order == "causal"
-    ancestral = flags.sampler == "ancestral"
-    asked = {name.removeprefix("caption_"): value for name in DECODING if (value := getattr(flags, name)) is not None}
-    decoding.check_kind(asked, causal, "--{}".format)
-    decoding.check(asked, "--{}".format)
+    asked = {name: value for name in OPTIONS if (value := getattr(flags, DECODING[name])) is not None}
+    decoding.check_kind(asked, causal)
+    decoding.check_clip(asked)
+    check_samples(flags)
+    sampling = decoding.Sampling(flags.temperature or 0.0, flags.top_k, flags.top_p)
+    wanted = decoding.checked(asked | {"samples": flags.samples or flags.clip_rerank or 1}, causal, sampling)
     if causal:
         default = {"length": "auto", "num_beams": NUM_BEAMS}
     else:
-        default = {"length": MDC_LENGTH, **({"steps": STEPS} if ancestral else {"tokens_per_step": 1}),
-                   **({"guidance_weak": cfg.default_uncond} if decoding.guides(asked) else {})}
+        reads = SAMPLERS[wanted.sampler].options
+        default = {"length": MDC_LENGTH,
+                   **{name: value for name, value in (("steps", STEPS), ("tokens_per_step", 1)) if name in reads},
+                   **({"uncond": cfg.default_uncond} if decoding.guides(asked) else {})}
     options = default | asked
-    drawn = options.get("temperature") or options["length"] in ("sample", "likely") or ancestral \
-        or options.get("guidance_weak") == "masked"
-    check_samples(flags, bool(drawn))
-    return options | ({"seed": args.seed, "batch_size": args.batch_size} if drawn else {})
+    draws = wanted.draws or options.get("uncond") == "masked_image"
+    return options | ({"seed": args.seed, "batch_size": args.batch_size} if draws else {})

@@ -18,6 +18,7 @@ import torch
 from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
 from open_clip_mdc.data.paths import is_shard
 from open_clip_mdc.data.shards import find_shards
+from open_clip_mdc.decoding.options import in_files
 from open_clip_mdc.integration.configs import FOLDER
 from open_clip_mdc.integration.runs import PHOTO, find
 
@@ -97,9 +98,12 @@ def _refuse(constant: str) -> None:
 
 
 def given(about: Mapping) -> dict:
-    """Return what a result says of itself, without settings that are None: an older version may have had more flags."""
+    """Return what a result says of itself, without settings that are None: an older version may have had more flags.
+
+    Options of decoding have the names of older versions.
+    """
     settings = about.get("settings")
-    return {**about, "settings": {name: value for name, value in settings.items() if value is not None}
+    return {**about, "settings": {name: value for name, value in in_files(settings).items() if value is not None}
             if isinstance(settings, dict) else None}
 
 

@@ -84,11 +84,8 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     task, captioner = TASKS[args.task], is_captioner(args.model)
     cfg = CaptionCfg(**open_clip.get_model_config(args.model)["caption_cfg"]) if captioner else None
     options = task.options(args, flags, cfg)
-    if captioner and isinstance(tokens := options.get("length"), int):
-        most = checkpoints.longest_caption(args.pretrained, args.model)
-        if tokens > most:
-            raise ValueError(f"--caption_length {tokens} is more than this model's context holds: give 1 to {most} "
-                             "tokens")
+    if captioner:
+        checkpoints.check_length("--caption_length", options.get("length"), args.pretrained, args.model)
     for_any = (*task.flags, "corruption")
     output = results.output_file(args, flags, for_any + task.captioner_flags if captioner else for_any, captioner)
     asked = {**{name: getattr(flags, name) for name in for_any}, **options}

@@ -35,7 +35,7 @@ BATCH, DRAWS, TEMPERATURE = 20, 10, 0.5
 COLUMNS = {"CIDEr": "CIDEr", "repeats a word, %": "repeating_captions", "exact, %": "exact_match"}
 BASE = "MDC, 1 token a step"
 CONSENSUS = dict(temperature=TEMPERATURE, samples=DRAWS, select="consensus")
-LENGTHS = dict(length="likely", samples=8, select="consensus")
+LENGTHS = dict(length="top", samples=8, select="consensus")
 
 
 def ways(objective: str, length: int) -> dict[str, dict]:
@@ -50,7 +50,7 @@ def ways(objective: str, length: int) -> dict[str, dict]:
             "MDC, length auto": dict(length="auto"),
             "MDC, consensus of 8 lengths": LENGTHS,
             "MDC, consensus of 8 lengths, 3 tokens a step": LENGTHS | dict(tokens_per_step=3),
-            f"MDC, consensus of {DRAWS} draws": dict(length="likely", **CONSENSUS)}
+            f"MDC, consensus of {DRAWS} draws": dict(length="top", **CONSENSUS)}
 
 
 def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], list[list[str]]]:
@@ -63,19 +63,25 @@ def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], 
 @torch.inference_mode()
 def say(model, tokenizer, image_embs: torch.Tensor, options: dict) -> tuple[list[str], float]:
     """Return captions for patch tokens [B, P, D], and the mean number of decoder passes a caption."""
-    options, said, passes = dict(options), [], 0
+    options, said, passes, rows = dict(options), [], 0, 0
     temperature, draws = options.pop("temperature", 0.0), options.get("samples", 1)
+
+    def see(_, args: tuple) -> None:
+        nonlocal rows
+        rows = len(args[0].valid)  # "auto" decodes several lengths together
 
     def count(*_) -> None:
         nonlocal passes
-        passes += draws * len(batch)
+        passes += rows
 
-    hook = model.text.output.register_forward_hook(count)
+    hooks = model.text.register_forward_pre_hook(see), model.text.output.register_forward_hook(count)
     for number, batch in enumerate(image_embs.split(BATCH)):
+        rows = draws * len(batch)  # of a causal model, which calls no `forward`
         generator = torch.Generator().manual_seed(number)
         said += decode_captions(model.generate(batch, sampling=Sampling(temperature, generator=generator), **options),
                                 tokenizer)
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     return said, passes / len(said)
 
 

@@ -22,6 +22,7 @@ from open_clip_mdc.data.images import batched, read_pairs
 from open_clip_mdc.data.outputs import Default
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.decoding.confidence import unmask_by_confidence
+from open_clip_mdc.decoding.options import Unmasking
 from open_clip_mdc.integration.runs import find
 from open_clip_mdc.integration.validation import nelbo
 from open_clip_mdc.models.captioner import Captioner
@@ -40,7 +41,8 @@ def reconstruct(model: Captioner, image: torch.Tensor, text: torch.Tensor) -> to
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     hidden = text.masked_fill(target_tokens(text, model.vocab_size), mask_id(model.vocab_size))
     valid = valid_tokens(text, model.vocab_size)
-    found = unmask_by_confidence(partial(model.token_logits, image_kv), hidden, valid, model.vocab_size).text
+    found = unmask_by_confidence(partial(model.token_logits, image_kv), hidden, model.vocab_size, Unmasking(),
+                                 valid=valid).text
     return found.masked_fill(~valid, eot_id(model.vocab_size))  # padding is not text, even if the model gives no EOT
 
 

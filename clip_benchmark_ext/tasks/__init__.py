@@ -51,5 +51,6 @@ TASKS = {
         of_towers=True),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
-        (*DECODING, "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (), decoding_options),
+        (*DECODING.values(), "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (),
+        decoding_options),
 }

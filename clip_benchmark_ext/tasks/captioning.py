@@ -27,9 +27,10 @@ from open_clip_mdc.data.files import try_output, write_json
 from open_clip_mdc.data.fingerprint import fingerprint, shards_of
 from open_clip_mdc.data.image_ids import check_image_ids, coco_results, image_id, read_image_ids
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
-from open_clip_mdc.decoding.options import OF_CLIP, guides, needs_null_image
-from open_clip_mdc.decoding.sampling import Decoded, Sampling
+from open_clip_mdc.decoding.options import Sampling, guides, in_files, needs_null_image
+from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.integration import clip as clip_models
+from open_clip_mdc.integration.decoding_flags import OF_CLIP
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
 from ..coca import CoCaCaptioner
@@ -115,7 +116,7 @@ def read_captions(file: Path, key: dict) -> dict | None:
 
 def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None) -> dict:
     key = {"model": fingerprint(getattr(job.model, "model", job.model)), "data": describe_data(batches),
-           "decoding": job.options, "precision": precision(**job.common),
+           "decoding": in_files(job.options), "precision": precision(**job.common),
            **({"clip": fingerprint(clip.model)} if clip else {})}
     first = rank_and_size()[0] == 0
     saved = merge([(0, read_captions(file, key))] if first else [])[0]

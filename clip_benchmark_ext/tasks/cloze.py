@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.decoding.confidence import tokenize_with_masks, unmask_by_confidence
+from open_clip_mdc.decoding.options import Unmasking
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.models.interface import ImageKV
@@ -42,8 +43,8 @@ def hidden(question: Question, count: int, tokenizer, context_length: int) -> Te
 def fill(model: Captioner, image_kv: ImageKV, text: Tensor) -> Tensor:
     """Return texts [Q, L] with their [MASK] filled in. `image_kv` are the keys and values of Q images."""
     forbidden = sot_id(model.vocab_size), eot_id(model.vocab_size)
-    return unmask_by_confidence(partial(model.token_logits, image_kv), text, valid_tokens(text, model.vocab_size),
-                                model.vocab_size, 1, forbidden, device=image_kv[0][0].device).text.cpu()
+    return unmask_by_confidence(partial(model.token_logits, image_kv), text, model.vocab_size, Unmasking(), forbidden,
+                                device=image_kv[0][0].device).text.cpu()
 
 
 def mask_log_probs(model: Captioner, image_kv: ImageKV, text: Tensor) -> list[Tensor]:

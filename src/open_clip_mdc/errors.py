@@ -19,6 +19,7 @@ Parsed = TypeVar("Parsed")
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
          "seed": 0}  # options of Python functions that are whole numbers, and the least of each
 NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha")
+RENAMED = {"guidance_weak": "uncond"}  # old names of options
 TARGETS = ("out", "output", "logs")  # flags that name an output
 
 
@@ -49,6 +50,8 @@ def finite(value: str) -> float:
 def meant(name: str, known: Iterable[str]) -> str:
     """Return a question about the flags that were probably meant, such as --caption_length for --lenght, or ""."""
     known, dashes = sorted(known), re.match("-*", name)[0]
+    if new := RENAMED.get(name.removeprefix(dashes).replace("-", "_")):
+        return f": it is now {dashes}{new}"
     ends = [each for each in known
             if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
     begin = [each for each in known if each.startswith(f"{name}_")]
@@ -116,6 +119,14 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
     sys.exit(2)
 
 
+class OptionError(ValueError):
+    """Options that do not fit. The message names them in braces, of which a command's `complaint` makes flags."""
+
+    def __init__(self, message: str):
+        super().__init__(re.sub(r"{(\w+)}", r"\1", message))
+        self.message = message
+
+
 def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], style: str = "-") -> str:
     """Return an error's text in one paragraph, with the flag to blame in front unless the text names it.
 
@@ -124,6 +135,8 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     flag.
     """
     text = str(problem)
+    if isinstance(problem, OptionError):
+        text = re.sub(r"{(\w+)}", lambda found: f"--{found[1].replace('_', style)}", problem.message)
     if re.match(r"Caught \w+ in DataLoader worker", text):  # a traceback, with the reason in its last line
         text = text.strip().splitlines()[-1].partition(": ")[2]
     if isinstance(problem, OSError) and problem.strerror:

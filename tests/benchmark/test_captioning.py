@@ -129,9 +129,9 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
     assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
     guided = [*flags(runs, data, "mcd"), "--caption_length", "5", "--guidance_scale", "3"]
     saved = evaluate(tmp_path, *guided, name="guided")[1]
-    assert saved["decoding"] == {"length": 5, "tokens_per_step": 1, "guidance_scale": 3.0, "guidance_weak": "masked",
+    assert saved["decoding"] == {"length": 5, "tokens_per_step": 1, "guidance_scale": 3.0, "uncond": "masked_image",
                                  "seed": 0, "batch_size": 2}
-    blind = evaluate(tmp_path, *guided, "--guidance_weak", "blind", name="blind")[1]
+    blind = evaluate(tmp_path, *guided, "--uncond", "null_image", name="blind")[1]
     assert "seed" not in blind["decoding"] and blind["captions"] != saved["captions"]
 
 

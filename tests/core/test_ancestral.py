@@ -136,8 +136,8 @@ def test_generate_draws_captions_of_the_length_asked_for_and_repeats_them(object
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "ancestral"])
-@pytest.mark.parametrize("cfg, weak", [(dict(), "blind"), (MCS, "masked"), (MCS, "blind"), (CFG, "masked"),
-                                       (CFG, "blind")])
+@pytest.mark.parametrize("cfg, weak", [(dict(), "null_image"), (MCS, "masked_image"), (MCS, "null_image"),
+                                       (CFG, "masked_image"), (CFG, "null_image")])
 def test_scale_one_is_the_model_bit_for_bit_in_one_pass_and_scale_zero_is_the_weak_one(sampler, cfg, weak):
     model, image = tiny_captioner("mcd-absorbing", t_min=0.0, **cfg), 3 * images(4)
     if "condition_zeros" not in cfg and cfg:
@@ -153,15 +153,15 @@ def test_scale_one_is_the_model_bit_for_bit_in_one_pass_and_scale_zero_is_the_we
                         **options)
     plain = captions()
     calls = len(passes)
-    one = captions(guidance_scale=1.0, guidance_weak=weak, blind=blind)
+    one = captions(guidance_scale=1.0, blind=blind)
     assert all(map(torch.equal, plain, one)) and len(passes) == calls and len(towers) == 1
-    three = captions(guidance_scale=3.0, guidance_weak=weak, blind=blind)
+    three = captions(guidance_scale=3.0, uncond=weak, blind=blind)
     assert not torch.equal(plain.text, three.text) and len(passes) == 2 * (three.step.max() + 1)
     assert len(towers) == 1  # the image is read once
-    zero = captions(guidance_scale=0.0, guidance_weak=weak, blind=blind)
+    zero = captions(guidance_scale=0.0, uncond=weak, blind=blind)
     with torch.no_grad():
         patches = model.encode_image_tokens(image)
-        if weak == "masked" and not model.caption_cfg.condition_zeros:
+        if weak == "masked_image" and not model.caption_cfg.condition_zeros:
             rand = torch.Generator().manual_seed(0)
             torch.rand(4, 1, generator=rand)
             patches = torch.where((torch.rand(4, 16, generator=rand) < 0.4)[..., None], model.no_patch, patches)
@@ -177,10 +177,10 @@ def test_scale_one_is_the_model_bit_for_bit_in_one_pass_and_scale_zero_is_the_we
 def test_all_features_masked_by_zeros_is_classifier_free_guidance_and_what_a_model_is_guided_by_without_a_word():
     image = 3 * images(4)
     options = dict(length=8, guidance_scale=3.0)
-    for cfg, weak in ((CFG, "masked"), (CFG, "blind"), (MCS, "masked")):
+    for cfg, weak in ((CFG, "masked_image"), (CFG, "null_image"), (MCS, "masked_image")):
         model = tiny_captioner("mcd", t_min=0.0, **cfg)
         by_default = generate(model, image, **options, sampling=drawing(temperature=0.0))
-        assert torch.equal(by_default, generate(model, image, **options, guidance_weak=weak,
+        assert torch.equal(by_default, generate(model, image, **options, uncond=weak,
                                                 sampling=drawing(temperature=0.0)))
     model = tiny_captioner("mcd", t_min=0.0, condition_drop=0.1, condition_mask=1e-12)  # no feature is masked
     plain = generate(model, image, length=8, return_trace=True)

@@ -8,7 +8,8 @@ from conftest import VOCAB, captions, images, tiny_captioner
 from open_clip import get_tokenizer
 
 from open_clip_mdc.decoding.confidence import fully_masked, unmask_by_confidence
-from open_clip_mdc.decoding.sampling import Sampling, sample_tokens
+from open_clip_mdc.decoding.options import Sampling, Unmasking
+from open_clip_mdc.decoding.sampling import sample_tokens
 from open_clip_mdc.integration.pretrained import describe_captions
 from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.models.step_graphs import StepGraphs
@@ -68,8 +69,10 @@ def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_pe
 
         token_logits = network(model, image)(valid.sum(1).tolist())
         expected = naive_unmask(token_logits, text, tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling(), repeats)
-        found = unmask_by_confidence(network(model, image), F.pad(text, (0, 3)), F.pad(valid, (0, 3)), VOCAB,
-                                     tokens_per_step, (VOCAB - 2, VOCAB - 1), sampling(), repeats=repeats)
+        found = unmask_by_confidence(
+            network(model, image), F.pad(text, (0, 3)), VOCAB, Unmasking(
+                tokens_per_step=tokens_per_step, repeats=repeats, sampling=sampling()), (VOCAB - 2, VOCAB - 1),
+            F.pad(valid, (0, 3)))
     for x, y, padding in zip(found, expected, (0, -1, 0), strict=True):
         assert torch.equal(x, F.pad(y, (0, 3), value=padding))
     if tokens_per_step == 1 and repeats == "avoid":

@@ -20,18 +20,18 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_080, 27.3),
-    "src": (("src",), 15_940, 87.9),
+    "the heart": (HEART, 5_075, 27.2),
+    "src": (("src",), 15_985, 88),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.3),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 6_660, 44.1),
-    "tests": (("tests",), 24_690, 185.4),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44.1),
+    "tests": (("tests",), 24_700, 185.5),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
 UNUSED = 9  # flags that no document and no table names
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
-ENTERED = {"load": 40, "caption": 19, "score": 17, "probe": 48, "train": 52}
+ENTERED = {"load": 40, "caption": 20, "score": 17, "probe": 48, "train": 53}
 
 
 def nodes(tree: ast.AST) -> int:

@@ -11,8 +11,9 @@ from scipy.stats import chisquare
 from torch import nn
 from training import MAIN, equal, open_clip_train, weights
 
-from open_clip_mdc.decoding import generate
-from open_clip_mdc.decoding.sampling import Decoded, Sampling
+from open_clip_mdc.decoding import lengths as rules
+from open_clip_mdc.decoding.options import Sampling, Unmasking
+from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.models.length_head import SCALE, LengthHead, length_nll
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.special_tokens import caption_lengths
@@ -115,7 +116,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_
 
     The empty caption is never chosen, however probable.
     """
-    monkeypatch.setattr(generate, "MAX_LENGTHS", 99)
+    monkeypatch.setattr(rules, "MAX_LENGTHS", 99)
     model, image = opinionated(tiny_captioner()), images(8)
     model.length_head.bias.data[0] = 50
     logits = features(model, image) @ model.length_head.weight.T + model.length_head.bias
@@ -123,7 +124,7 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_
     for i in range(8):
         log_prob = {n: logits[i, n].item() - logits[i, 1:].logsumexp(0).item() for n in range(1, 11)}
         alone = {n: model.generate(image[i:i + 1], length=n, return_trace=True) for n in log_prob}
-        value = {n: log_prob[n] + generate.LENGTH_NORM * sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
+        value = {n: log_prob[n] + rules.LENGTH_NORM * sum(alone[n].log_prob[0].tolist()) / n for n in log_prob}
         expected.append(alone[max(value, key=value.get)].text[0])
         most_probable.append(max(log_prob, key=log_prob.get) + 2)
     assert len({len(text) for text in expected}) > 2 and [len(text) for text in expected] != most_probable
@@ -132,27 +133,38 @@ def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_
         assert torch.equal(row[:len(text)], text) and not row[len(text):].any()
 
 
+@pytest.mark.parametrize("options, rows", [
+    (dict(), [8, 56]), (dict(tokens_per_step=0.3), [8, 56]), (dict(samples=2), [16])])
+def test_auto_gives_the_same_captions_whatever_fits_into_memory(monkeypatch, options, rows):
+    """The first length, then the other seven together. Draws are of a length at a time."""
+    model, image, found, sizes = opinionated(tiny_captioner()), images(8), [], set()
+    for most in (1, 2 ** 28):
+        monkeypatch.setattr(rules, "LOGITS", most)
+        sampling = Sampling(float("samples" in options), generator=torch.Generator().manual_seed(0))
+        found.append(model.generate(image, length="auto", return_trace=True, sampling=sampling, **options))
+        model.text.register_forward_pre_hook(lambda _, args: sizes.add(len(args[0].valid)))
+    assert sorted(sizes) == rows and torch.equal(found[0].text, found[1].text)
+    torch.testing.assert_close(found[0].log_prob, found[1].log_prob, rtol=1e-4, atol=1e-5)
+
+
 def test_auto_decodes_no_more_lengths_than_can_win(monkeypatch):
     """p(2) = 0.7 with tokens at 0.5 makes 0.35, which p(4) = 0.2 cannot reach whatever its tokens are."""
-    monkeypatch.setattr(generate, "LENGTH_NORM", 1)
-    def best(probability, per_token):
-        tried = []
+    monkeypatch.setattr(rules, "LENGTH_NORM", 1)
+    model, tried = tiny_captioner(), []
+    per_token = torch.tensor([1.0, 0.8, 0.5, 0.8, 0.9]).log()
 
-        def decode(lengths):
-            tried.append(lengths.tolist())
-            text = torch.arange(6) < lengths[:, None]
-            return Decoded(text.long() * lengths[:, None], text.long(), text * per_token.gather(1, lengths[:, None]))
+    def decode(lengths, longest):
+        tried.append(sorted(n for n in lengths.tolist() if n > 0))
+        text = torch.arange(longest + 2) < lengths[:, None]
+        return Decoded(text * lengths[:, None], text.long(), text * per_token[lengths, None])
 
-        found = generate.best_of_lengths(decode, torch.tensor(probability).log())
-        return found.text.amax(1).tolist(), tried
-
-    tokens = torch.tensor([[1.0, 0.8, 0.5, 0.8, 0.9]]).log()
-    assert best([[0.0, 0.04, 0.7, 0.06, 0.2]], tokens) == ([2], [[2]])
-    assert best([[0.0, 0.06, 0.4, 0.14, 0.4]], tokens) == ([4], [[2], [4]])
-    two = tokens.repeat(2, 1)
-    assert best([[0.0, 0.04, 0.7, 0.06, 0.2], [0.0, 0.1, 0.3, 0.4, 0.2]], two) == ([2, 3], [[2, 3]])
-    monkeypatch.setattr(generate, "MAX_LENGTHS", 2)
-    assert best([[0.0, 0.25, 0.26, 0.25, 0.24]], tokens)[1] == [[2], [1]]
+    for probability, best, lengths in (
+            ([[0.0, 0.04, 0.7, 0.06, 0.2]], [2], [[2]]), ([[0.0, 0.06, 0.4, 0.14, 0.4]], [4], [[2], [4]]),
+            ([[0.0, 0.04, 0.7, 0.06, 0.2], [0.0, 0.1, 0.3, 0.4, 0.2]], [2, 3], [[2, 3]]),
+            ([[0.0, 0.25, 0.26, 0.25, 0.24]], [4], [[2], [1, 3, 4]])):
+        tried.clear()
+        found = rules.best_length(model, decode, torch.tensor(probability).log(), Unmasking())
+        assert found.text.amax(1).tolist() == best and tried == lengths
 
 
 def test_sample_draws_lengths_as_often_as_the_head_says():
@@ -167,7 +179,7 @@ def test_sample_draws_lengths_as_often_as_the_head_says():
     assert drawn[0] == 0 and chisquare(drawn[1:], [100, 200, 500]).pvalue > 0.001
 
 
-def test_likely_gives_samples_the_most_probable_lengths_in_turn(monkeypatch):
+def test_top_gives_samples_the_most_probable_lengths_in_turn(monkeypatch):
     model, image = tiny_captioner(), images(2)
     with torch.no_grad():
         model.length_head.weight[0] = 1e-10  # trained, as it were
@@ -175,12 +187,12 @@ def test_likely_gives_samples_the_most_probable_lengths_in_turn(monkeypatch):
         model.length_head.bias[5:] = torch.tensor([0.69, 0.71, -1, -2, -3, -4])  # a tenth of e^3 is e^0.697
 
     def lengths(samples):
-        return (caption_lengths(model.generate(image, length="likely", samples=samples), VOCAB) - 2).tolist()
+        return (caption_lengths(model.generate(image, length="top", samples=samples), VOCAB) - 2).tolist()
 
     assert lengths(2) == [3, 1] * 2 and lengths(1) == [3, 3] and lengths(6) == [3, 1, 4, 6, 3, 1] * 2
-    monkeypatch.setattr(generate, "MAX_LENGTHS", 2)
+    monkeypatch.setattr(rules, "MAX_LENGTHS", 2)
     assert lengths(5) == [3, 1, 3, 1, 3] * 2
-    monkeypatch.setattr(generate, "MAX_LENGTHS", 99)  # more than the context holds
+    monkeypatch.setattr(rules, "MAX_LENGTHS", 99)  # more than the context holds
     assert lengths(5) == [3, 1, 4, 6, 3] * 2
 
 

@@ -24,9 +24,9 @@ from open_clip_mdc.text.packing import (
     Captions,
     NoisedCaptions,
     Packed,
-    in_few_sizes,
     pack,
     pack_tokens,
+    pad_to_bucket,
     predictor_index,
 )
 from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
@@ -143,7 +143,7 @@ def test_packing_loses_nothing_and_its_masks_follow_the_valid_tokens(lengths, mu
 def test_numbers_of_tokens_are_rounded_up_to_few_by_repeating_the_last_token_at_its_place(lengths):
     valid = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     packed = pack_tokens(torch.randint(9, valid.shape), valid, False, 16)
-    found, count = in_few_sizes(packed), sum(lengths)
+    found, count = pad_to_bucket(packed), sum(lengths)
     for x, y in zip(found[:3], packed[:3], strict=True):
         assert torch.equal(x[:count], y) and (x[count:] == y[-1]).all()
     size = len(found.token)

@@ -17,7 +17,7 @@ from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.models import step_graphs
 from open_clip_mdc.models.precision import with_cast_blocks
 from open_clip_mdc.models.step_graphs import StepGraphs
-from open_clip_mdc.text.packing import each_tensor, in_few_sizes, pack_tokens
+from open_clip_mdc.text.packing import each_tensor, pack_tokens, pad_to_bucket
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def batches(*sizes):
 ONE_LENGTH = [{"length": 6}, {"length": 6, "tokens_per_step": 3}, {"length": 5, "tokens_per_step": 0.3},
               {"text": fully_masked(torch.tensor([4]), VOCAB)}, {"length": 6, "guidance_scale": 2.0},
               {"length": 6, "temperature": 1.0, "samples": 2}]
-LENGTHS = [{}, {"length": "auto"}, {"length": "sample"}, {"length": "likely", "samples": 3},
+LENGTHS = [{}, {"length": "auto"}, {"length": "sample"}, {"length": "top", "samples": 3},
            {"length": "auto", "guidance_scale": 2.0}]
 
 
@@ -143,7 +143,7 @@ def test_lengths_that_vary_from_batch_to_batch_are_captured_a_few_times(graphs):
     for i in range(40):
         model.generate(images(4, seed=i), length="auto")
         made.append(len(graphs))
-    assert made[-1] <= 12 < len(packings) and made[-1] == made[20]
+    assert made[-1] <= min(12, made[20] + 1) and len(packings) > 40
 
 
 def test_beyond_a_number_of_sizes_decoding_runs_without(graphs, monkeypatch):
@@ -160,7 +160,7 @@ def test_what_is_captured_asks_no_cuda_tensor_for_a_number_and_mixes_no_devices(
     """On tensors that say they are on CUDA and hold nothing: a question or a tensor of the CPU is an error."""
     model, valid = tiny_captioner(), torch.arange(9) < torch.tensor([[9], [4], [6]])
     model.text.blocks.bfloat16()
-    packed = in_few_sizes(pack_tokens(torch.zeros(valid.shape, dtype=torch.long), valid, False, 16))
+    packed = pad_to_bucket(pack_tokens(torch.zeros(valid.shape, dtype=torch.long), valid, False, 16))
     with FakeTensorMode(), torch.no_grad():
         def there(x):
             return torch.empty(x.shape, dtype=x.dtype, device="cuda")

@@ -10,9 +10,8 @@ from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc.decoding.confidence import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
 from open_clip_mdc.decoding.generate import generate
-from open_clip_mdc.decoding.options import check
-from open_clip_mdc.decoding.sampling import Sampling
-from open_clip_mdc.text.special_tokens import decode_captions, valid_tokens
+from open_clip_mdc.decoding.options import Sampling, Unmasking, check_text
+from open_clip_mdc.text.special_tokens import decode_captions
 
 SOT, EOT, MASK = 58, 59, 60
 
@@ -48,9 +47,9 @@ def table(logits):
     return lambda lengths: token_logits
 
 
-def unmask(network, text, vocab_size=60, **options):
+def unmask(network, text, vocab_size=60, forbidden=(), **options):
     text = torch.tensor(text) if isinstance(text, list) else text
-    return unmask_by_confidence(network, text, valid_tokens(text, vocab_size), vocab_size, **options)
+    return unmask_by_confidence(network, text, vocab_size, Unmasking(**options), forbidden)
 
 
 def log(*rows):
@@ -162,7 +161,7 @@ def test_a_mask_in_any_spelling_is_one(tokenizer, mask):
     expected = tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK] .")
     assert torch.equal(tokenize_with_masks(tokenizer, f"a {mask} dog on a [MASK] ."), expected)
     assert torch.equal(tokenize_with_masks(tokenizer, f"a {mask} dog on a{mask}."), expected)
-    check({"text": mask}, "--{}".format)
+    check_text(mask, None)
 
 
 @pytest.mark.parametrize("word", ["<end_of_text>", "<start_of_text>", "<End_Of_Text>", "&lt;end_of_text&gt;"])

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from open_clip_mdc.decoding.confidence import fully_masked, unmask_by_confidence
-from open_clip_mdc.decoding.sampling import Sampling
+from open_clip_mdc.decoding.options import Sampling, Unmasking
 from open_clip_mdc.objectives import register_objective
 from open_clip_mdc.objectives.masked import forward_process, loss_weight, masked_diffusion, sample_t
 from open_clip_mdc.text.packing import NoisedCaptions, Predicted, Sight, pack
@@ -153,8 +153,7 @@ def rewarded(model, image_embs, captions):
     with torch.no_grad():
         network = partial(model.token_logits, model.text.project_image(image_embs))
         text = fully_masked(torch.full((rows,), 6), size)
-        text = unmask_by_confidence(network, text, valid_tokens(text, size), size, forbidden=(size - 2, size - 1),
-                                    sampling=Sampling(1.0)).text
+        text = unmask_by_confidence(network, text, size, Unmasking(sampling=Sampling(1.0)), (size - 2, size - 1)).text
     better = reward(text).view(-1, 2)
     advantage = (better - better.mean(1, keepdim=True)).flatten()
     drawn = pack(text, masked_diffusion(text, size, model.caption_cfg, torch.ones(rows)), size)

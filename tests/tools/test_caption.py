@@ -49,6 +49,12 @@ def folder(tmp_path, monkeypatch):
     return seven_images(tmp_path)
 
 
+def facts():
+    """What page.html says of its captions, by its label."""
+    texts = Page(Path("page.html").read_text()).texts
+    return dict(zip(texts["dt"], texts["dd"], strict=True))
+
+
 def loaded(run):
     return checkpoints.load(str(run))
 
@@ -94,7 +100,7 @@ def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs,
 def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, folder):
     run("--pretrained", runs / "mdc", *PATHS, "--html", "page.html")
     chosen = lines()
-    assert "chosen by the model" in Path("page.html").read_text()
+    assert facts()["Length"].startswith("auto (")
     run("--pretrained", runs / "mdc", *PATHS, "--out", "auto.jsonl", "--length", "auto")
     assert chosen == lines("auto.jsonl") and any(len(row["tokens"]) != 15 for row in chosen)
 
@@ -103,7 +109,7 @@ def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, fol
 def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, folder, alias):
     draws = ("--length", "6", "--temperature", "1", "--samples", "4", "--select", "consensus", "--batch-size", "3")
     run("--pretrained", runs / alias, *PATHS, *draws, "--html", "page.html")
-    assert "the one of 4 captions that is most similar to all of them" in Path("page.html").read_text()
+    assert (facts()["Samples"], facts()["Select"]) == ("4", "consensus")
     model, transform, tokenizer = loaded(runs / alias)
     args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
     repeats = {} if model.causal else {"repeats": "avoid"}
@@ -118,7 +124,7 @@ def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, fold
 def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model_that_has_learnt_them(runs, folder):
     run("--pretrained", runs / "mdc", "x1.png", "--samples", "3", "--select", "consensus")
     model, transform, tokenizer = loaded(runs / "mdc")
-    text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="likely", samples=3, select="consensus",
+    text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="top", samples=3, select="consensus",
                           repeats="avoid")
     assert [row["caption"] for row in lines()] == decode_captions(text, tokenizer)
 
@@ -192,18 +198,15 @@ def test_words_that_are_given_stay_and_have_neither_step_nor_probability(runs, f
 def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(runs, folder):
     command = ("x1.png", "x2.png", "--length", "5", "--html", "page.html", "--pretrained")
     captions = {}
-    for alias, options, order, guidance in (
-            ("mdc", ("--sampler", "ancestral", "--temperature", "1"), "ancestral sampling in 100 steps, tokens at "
-                                                                       "temperature 1.0", None),
+    for alias, options, order, uncond in (
+            ("mdc", ("--sampler", "ancestral", "--temperature", "1"), {"Temperature": "1.0"}, None),
             ("mcs", ("--sampler", "ancestral", "--steps", "4", "--guidance-scale", "3"),
-             "ancestral sampling in 4 steps, tokens at temperature 0.0",
-             "scale 3.0, away from the image with masked features"),
-            ("cfg", ("--guidance-scale", "3", "--guidance-weak", "blind"), "most confident token first, 1 at a time",
-             "scale 3.0, away from zeros")):
+             {"Order": "draws from the reverse diffusion", "Sampler": "ancestral", "Steps": "4"}, "masked_image"),
+            ("cfg", ("--guidance-scale", "3", "--uncond", "null_image"),
+             {"Order": "reveals the most confident tokens first", "Guidance scale": "3.0"}, "null_image")):
         assert run(*command, runs / alias, *options) is None
         captions[alias] = lines()
-        page = Path("page.html").read_text()
-        assert order in page and (guidance in page if guidance else "Guidance" not in page)
+        assert order.items() <= facts().items() and facts().get("Uncond") == uncond
         assert run(*command, runs / alias, *options) is None
         assert lines() == captions[alias]
         run(*command, runs / alias, *options, "--seed", "1")
@@ -218,26 +221,21 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     Path("20.png").write_bytes(b"no image")
     opened, decode = [], images.decode_image
     monkeypatch.setattr(images, "decode_image", lambda *a, **k: opened.append(a[0]) or decode(*a, **k))
-    monkeypatch.setattr(caption, "NULL_IMAGES", 35)
+    monkeypatch.setattr(caption.decoding, "NULL_IMAGES", 35)
     command = ("??.png", "--length", "4", "--workers", "0", "--limit", "3", "--pretrained", runs / "mdc")
     assert run(*command, "--guidance-scale", "2") is None
     assert [row["image"] for row in lines()] == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3
     assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
 
 
-@pytest.mark.parametrize("options, order", [
-    ((), "1 at a time"), (("--tokens-per-step", "3"), "3 at a time"),
-    (("--temperature", "0.7"), "1 at a time, sampled at temperature 0.7"),
-    (("--tokens-per-step", "0.9"), "all tokens of probability 0.9 or more at once"),
-    (("--tokens-per-step", "0.0", "--temperature", "1"),
-     "all tokens of probability 0.0 or more at once, sampled at temperature 1.0"),
-])
-def test_the_page_says_how_many_tokens_were_revealed_at_once_and_whether_they_were_drawn(runs, folder, options, order):
+@pytest.mark.parametrize("options, said", [
+    ((), {}), (("--tokens-per-step", "3"), {"Tokens per step": "3"}),
+    (("--tokens-per-step", "0.0", "--temperature", "1"), {"Tokens per step": "0.0", "Temperature": "1.0"}),
+    (("--repeats", "allow", "--seed", "3"), {"Repeats": "allow", "Seed": "3"})])
+def test_the_page_says_what_was_asked_for_and_no_default(runs, folder, options, said):
     run("--pretrained", runs / "mdc", "x1.png", "--length", "3", "--html", "page.html", *options)
-    texts = Page(Path("page.html").read_text()).texts
-    assert f"most confident token first, {order}" in texts["dd"] and "Repeats" in texts["dt"]
-    run("--pretrained", runs / "mdc", "x1.png", "--html", "page.html", "--length", "6", "--repeats", "allow")
-    assert "Repeats" not in Page(Path("page.html").read_text()).texts["dt"]
+    assert facts() == {"Checkpoint": "mdc", "Images": "1", "Order": "reveals the most confident tokens first",
+                       "Length": "3", "Repeats": "avoid", **said}
 
 
 def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():
@@ -284,9 +282,9 @@ def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
     assert page.texts["h2"] == [report.printable(caption) for caption in shown if caption is not None]
     assert sum(attributes.get("class") == "pair" for tag, attributes in page.tags if tag == "article") == 6
     texts = sum(line["clip_texts"] for line in lines()) / 7
-    assert page.texts["dd"][-2:] == [
-        f"ViT-Ti-8:clip.pt, scale 3.0 on 5 tokens per step, the best of 2, {texts:.1f} texts per caption",
-        "plain.jsonl"]
+    told = facts()
+    assert told["Clip"] == f"ViT-Ti-8:clip.pt, {texts:.1f} texts per caption" and told["Compared with"] == "plain.jsonl"
+    assert (told["Clip scale"], told["Clip rerank"]) == ("3.0", "2")
 
 
 # ---- images that are none ----------------------------------------------------------------------------------------

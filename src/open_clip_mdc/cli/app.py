@@ -25,8 +25,8 @@ from ..data.images import open_image
 from ..data.paths import IMAGE_FILES, find_images
 from ..decoding.attention_maps import light, word_maps
 from ..decoding.confidence import tokenize_with_masks
-from ..decoding.generate import default_length
-from ..decoding.options import MASKS, readable
+from ..decoding.lengths import default_length
+from ..decoding.options import check_kind, check_text, readable
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
 from .page import card, legend, printable, render_page, thumbnail
@@ -59,9 +59,9 @@ class Demo:
         if len(text or "") > CHARACTERS:
             raise ValueError(f"give at most {CHARACTERS} characters")
         image, model = self._read(path), self.loaded.model
-        if text and (model.causal or not MASKS.search(text)):
-            raise ValueError("an autoregressive model cannot fill in words" if model.causal else
-                             f"{text!r} has no [MASK] to fill in")
+        if text:
+            check_kind(("text",), model.causal)
+            check_text(text, None)
         options = {"text": tokenize_with_masks(self.loaded.tokenizer, text, model.context_length)
                    .to(self.loaded.device)} if text else {"length": default_length(model)}
         with self.loaded.autocast():

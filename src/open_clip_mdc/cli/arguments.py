@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from ..data.outputs import Default
-from ..decoding import options as decoding
+from ..decoding.options import MIN_NULL_IMAGES, NULL_IMAGES
 from ..errors import close_names, finite
+from ..integration import decoding_flags as decoding
 from .shared import add_engine, add_images, add_model, add_precision, flag, natural, positive
 
 KARPATHY = ("coco", "flickr30k", "flickr8k")
@@ -147,7 +148,7 @@ def caption(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--html", help=PAGE)
     group.add_argument("--compare", metavar="JSONL", help="file of this command with other captions of the same "
                        "images, to show beside these on the page of --html")
-    _add_limit(add_images(parser, f"the first {decoding.NULL_IMAGES} of the images given"))
+    _add_limit(add_images(parser, f"the first {NULL_IMAGES} of the images given"))
     add_engine(parser)
     parser.set_defaults(**decoding.DEFAULTS)
 
@@ -167,7 +168,7 @@ def app(parser: argparse.ArgumentParser) -> None:
     add_precision(parser)
     parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
                         help=f"images to average into the null image of unconditional scores, at least "
-                             f"{decoding.MIN_NULL_IMAGES} (default: no unconditional scores)")
+                             f"{MIN_NULL_IMAGES} (default: no unconditional scores)")
     parser.add_argument("--host", default="127.0.0.1",
                         help="address to serve at, and the only one that is answered beside localhost. 0.0.0.0 serves "
                              "all of your network, under every numeric address and this machine's name (default: "
@@ -205,7 +206,7 @@ def embed(parser: argparse.ArgumentParser) -> None:
 
 def score(parser: argparse.ArgumentParser) -> None:
     add_model(parser, default="photo")
-    add_images(parser, f"all --images, or the first {decoding.NULL_IMAGES} images of --pairs")
+    add_images(parser, f"all --images, or the first {NULL_IMAGES} images of --pairs")
     add_engine(parser)
     parser.add_argument("--images", nargs="+", metavar="PATHS",
                         help="images, folders or patterns, scored with every one of --captions")
@@ -240,7 +241,7 @@ def search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default=Default("search.jsonl"),
                         help="JSONL or CSV file of the images found (default: %(default)s)")
     parser.add_argument("--html", help=PAGE)
-    add_images(parser, f"the first {decoding.NULL_IMAGES} of the images given")
+    add_images(parser, f"the first {NULL_IMAGES} of the images given")
     parser.set_defaults(plain=False)
 
 

@@ -24,48 +24,49 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ..data.files import parse_json, write_json
+from ..data.files import write_json
 from ..data.fingerprint import fingerprint
 from ..data.image_ids import coco_results, read_image_ids
 from ..data.images import Batch, Images
 from ..data.outputs import is_folder
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
-from ..data.text import read_lines
 from ..decoding import options as decoding
 from ..decoding.clip_guidance import Clip, Guide
 from ..decoding.confidence import tokenize_with_masks
-from ..decoding.generate import default_length
-from ..decoding.options import NULL_IMAGES
-from ..decoding.sampling import Sampling
+from ..decoding.lengths import default_length
 from ..errors import complain, complain_of_none, plural
 from ..integration import clip as clip_models
+from ..integration.decoding_flags import DEFAULTS, OF_CLIP
 from ..integration.pretrained import PretrainedCaptioner
-from ..objectives.replace import STEPS
+from .caption_page import page_facts, read_captions
 from .noted import noted
 from .page import card, legend, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .rows import write_rows
-from .shared import check_engine, check_length, flag, load_captioner, null_image
+from .shared import check_engine, check_length, load_captioner, null_image
 
-CLIP = ("clip_scale", "clip_top_k", "clip_rerank")
 # Settings that decide a caption, in the order in which journals and tables list them.
 SETTINGS = ("length", "min_length", "tokens_per_step", "repeats", "sampler", "steps", "text", "temperature", "top_k",
-            "top_p", "seed", "guidance_scale", "guidance_weak")
+            "top_p", "seed", "guidance_scale", "uncond")
 
 
 # ---- what the flags ask for
 
 
 def given_options(args: argparse.Namespace) -> dict:
-    names = (*decoding.OF_UNMASKING, *decoding.OF_SEARCH, "length", "clip", "clip_rerank", "samples", "select")
-    return {name: value for name, value in vars(args).items()
-            if name in names and value not in (None, decoding.DEFAULTS.get(name))}
+    names = (*SETTINGS, "samples", "select", *OF_CLIP)
+    return {name: value for name in names if (value := getattr(args, name)) not in (None, DEFAULTS.get(name))}
 
 
 def check(args: argparse.Namespace) -> None:
-    if args.min_length and isinstance(args.length, int) and args.min_length > args.length:
-        raise ValueError(f"--min-length {args.min_length} is more than --length {args.length}")
-    Sampling(args.temperature, args.top_k, args.top_p).check()
-    decoding.check(given_options(args), flag)
+    given = given_options(args)
+    # The captions that --select chooses from have several lengths, unless --length is given.
+    length = args.length or ("top" if args.select else None)
+    if args.text is not None:
+        decoding.check_text(args.text, args.length)
+    decoding.check_clip(given)
+    decoding.checked({**given, "length": length, "samples": max(args.samples, args.clip_rerank)},
+                     causal=bool(given.keys() & decoding.OF_SEARCH),
+                     sampling=decoding.Sampling(args.temperature, args.top_k, args.top_p))
     if args.compare and not args.html:
         raise ValueError("--compare needs --html, the page that shows captions side by side")
     if is_folder(args.out) and (args.html or args.limit or args.clip):
@@ -81,44 +82,40 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
 
     Sets args.length and args.repeats if not given.
     """
-    model = loaded.model
-    decoding.check_kind(given_options(args), model.causal, flag)
+    model, blind = loaded.model, None
+    decoding.check_kind(given_options(args), model.causal)
     if args.text is None and args.length is None:
         args.length = default_length(model)
         if args.select and args.length == "auto" and not model.causal:
-            args.length = "likely"  # auto would decode several lengths for each sample
-    blind, options = None, {name: value for name in ("length", "min_length", "tokens_per_step", "repeats", "steps")
-                            if (value := getattr(args, name)) is not None}
-    if args.sampler == "ancestral":
-        options["sampler"] = args.sampler
-    options = decoding.readable(options, model.causal)
+            args.length = "top"  # auto would decode several lengths for each sample
+    names = decoding.SEARCH if model.causal else decoding.UNMASKING
+    options = decoding.readable({name: value for name, value in given_options(args).items() if name in names},
+                                model.causal)
     args.repeats = options.get("repeats")
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
-    if args.select:
-        options |= {"samples": args.samples, "select": args.select}
-    if decoding.guides(vars(args)):
-        options |= {"guidance_scale": args.guidance_scale,
-                    "guidance_weak": args.guidance_weak or model.caption_cfg.default_uncond}
+    if decoding.guides(options):
+        options["uncond"] = args.uncond or model.caption_cfg.default_uncond
     if decoding.needs_null_image(options, model):
         try:
-            options["blind"], blind = null_image(loaded, paths, args, NULL_IMAGES)
+            options["blind"], blind = null_image(loaded, paths, args, decoding.NULL_IMAGES)
         except decoding.TooFewImages as problem:
             raise ValueError(f"{problem}, or --guidance-scale 1, which is without guidance") from problem
     return options, blind
 
 
-def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> Sampling:
+def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> decoding.Sampling:
     # Draws depend on --seed and the images of the batch, not on what was captioned before.
     digest = hashlib.sha256(json.dumps([args.seed, names]).encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return Sampling(args.temperature, args.top_k, args.top_p, generator)
+    return decoding.Sampling(args.temperature, args.top_k, args.top_p, generator)
 
 
 def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str | None) -> dict:
+    """Return what a resumed run must share, by the names that journals and tables have."""
     drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral"
     return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
-            **{name: getattr(args, name) for name in SETTINGS},
+            **decoding.in_files({name: getattr(args, name) for name in SETTINGS}),
             **({"batch_size": args.batch_size} if drawn else {}),  # a batch draws from one generator
             **({"samples": args.samples, "select": args.select} if args.select else {})}
 
@@ -149,59 +146,6 @@ def worker(args: argparse.Namespace, units: list, number: int):
 
 
 # ---- one file, and a page
-
-
-def checked(token: dict) -> dict:
-    step, log_prob = token["step"], token["log_prob"]
-    if not (step is log_prob is None or
-            type(step) is int and 0 <= step < 10_000 and type(log_prob) in (int, float) and -1e6 < log_prob < 1):
-        raise TypeError(f"{step!r} and {log_prob!r} are not a step and its log-probability")
-    return {"token": "" + token["token"], "step": step, "log_prob": log_prob}
-
-
-def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
-    """Return the rows, by image, of a file that this tool wrote. Each row's "image" becomes `name` or else `path`."""
-    try:
-        rows = [parse_json(line) for line in read_lines(path)]
-        return {row["image"]: {"image": name or path, "caption": "" + row["caption"],
-                               "tokens": [checked(token) for token in row["tokens"]]} for row in rows}
-    except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"--compare {path} is not a .jsonl file of open_clip_mdc caption: {problem!r}") from problem
-
-
-def page_facts(args: argparse.Namespace, options: dict, causal: bool, images: int, clip_texts: float) -> dict[str, str]:
-    facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images)}
-    if args.text:
-        facts["To fill in"] = f"{args.text} (given words are in italics)"
-    elif args.length in ("auto", "sample", "likely"):
-        facts["Length"] = "chosen by the model"
-    else:
-        facts["Length"] = f"at most {args.length} tokens" if causal else f"{args.length} tokens"
-    drawn = f", sampled at temperature {args.temperature}" if args.temperature else ""
-    if causal:
-        facts["Order"] = "autoregressive" + (drawn or ", by beam search")
-    elif args.sampler == "ancestral":
-        facts["Order"] = f"ancestral sampling in {args.steps or STEPS} steps, tokens at temperature {args.temperature}"
-    else:
-        k = 1 if args.tokens_per_step is None else args.tokens_per_step
-        at_once = f"all tokens of probability {k} or more at once" if isinstance(k, float) else f"{k} at a time"
-        facts["Order"] = f"most confident token first, {at_once}{drawn}"
-    if args.repeats == "avoid":
-        facts["Repeats"] = "no place takes the token of a revealed neighbour"
-    if args.select:
-        facts["Chosen"] = f"the one of {args.samples} captions that is most similar to all of them"
-    if "guidance_scale" in options:
-        uncond = {"masked": "the image with masked features"}.get(
-            options["guidance_weak"], "the null image" if "blind" in options else "zeros")
-        facts["Guidance"] = f"scale {args.guidance_scale}, away from {uncond} (probabilities are after guidance)"
-    if args.clip:
-        parts = [f"scale {args.clip_scale} on {args.clip_top_k} tokens per step"] if args.clip_scale else []
-        parts += [f"the best of {args.clip_rerank}"] if args.clip_rerank > 1 else []
-        name, _, weights = args.clip.partition(":")
-        facts["CLIP"] = f"{name}:{shown(weights, args.html)}, {', '.join(parts)}, {clip_texts:.1f} texts per caption"
-    if args.compare:
-        facts["Compared with"] = shown(args.compare, args.html)
-    return facts
 
 
 def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, options: dict,
@@ -235,7 +179,7 @@ def run(args: argparse.Namespace) -> None:
     clip = clip_models.load(*clip_models.parse(args.clip), loaded.device) if args.clip else None
     key = settings(args, loaded, blind)
     if clip:
-        key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in CLIP}}
+        key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in OF_CLIP[1:]}}
     part, rows = Path(f"{args.out}.part"), {}
     names, cards, skipped = [], [], []
     images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, thumbnail=thumbnail if args.html else None,
@@ -251,7 +195,8 @@ def run(args: argparse.Namespace) -> None:
     if args.html:
         title = f"Captions by {shown_model(args, args.html)}"
         texts = [rows[name]["clip_texts"] for name in names] if clip else []
-        facts = page_facts(args, options, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
+        given = {**given_options(args), **({"uncond": options["uncond"]} if "uncond" in options else {})}
+        facts = page_facts(args, given, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
         write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))
     if coco:
         write_json(args.out, coco_results({name: rows[name]["caption"] for name in names}, ids))

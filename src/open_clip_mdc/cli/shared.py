@@ -90,10 +90,9 @@ def check_engine(args: argparse.Namespace) -> None:
 
 def check_length(args: argparse.Namespace) -> None:
     """Raise ValueError for --length or --min-length beyond the context in the model's config, before loading it."""
-    from ..integration.checkpoints import longest_caption
-    for flag, tokens in (("--length", args.length), ("--min-length", getattr(args, "min_length", None))):
-        if isinstance(tokens, int) and tokens > (most := longest_caption(args.pretrained, args.model)):
-            raise ValueError(f"{flag} {tokens} is more than this model's context holds: give 1 to {most} tokens")
+    from ..integration import checkpoints
+    for name in ("length", "min_length"):
+        checkpoints.check_length(flag(name), getattr(args, name, None), args.pretrained, args.model)
 
 
 def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":

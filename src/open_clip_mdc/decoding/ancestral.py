@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.captioner import Captioner
 from ..models.interface import Network
-from ..objectives.replace_process import Schedule, log_posterior
+from ..objectives.replace_process import Schedule, log_posterior, make_schedule
 from ..text.packing import partition_indices, scatter_flat
-from ..text.special_tokens import mask_id
-from .sampling import GREEDY, Decoded, Sampling, sample_tokens, truncate
+from ..text.special_tokens import eot_id, mask_id, sot_id, valid_tokens
+from .options import GREEDY, Sampling, Unmasking
+from .sampling import Decoded, sample_tokens, truncate
 
 
 def times(steps: int, last: int) -> list[int]:
@@ -25,6 +27,14 @@ def times(steps: int, last: int) -> list[int]:
     if not 1 <= steps <= last:
         raise ValueError(f"steps is {steps}: it must be a number of steps from 1 to {last}")
     return np.linspace(last, 0, steps + 1).round().astype(int).tolist()
+
+
+def by_ancestral(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: object) -> Decoded:
+    """Unmask captions [R, L] by draws of the reverse process (`denoise`)."""
+    make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
+    device, forbidden = model.text.output.weight.device, (sot_id(model.vocab_size), eot_id(model.vocab_size))
+    return denoise(network, text, valid_tokens(text, model.vocab_size), make(model.vocab_size, device=device),
+                   options.steps, forbidden, options.sampling, device)
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..models.interface import StepLogits
 from ..text.special_tokens import PAD_ID, eot_id, sot_id, target_tokens
-from .sampling import Decoded, Sampling, sample_tokens
+from .options import Sampling
+from .sampling import Decoded, sample_tokens
 
 
 def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_size: int, min_length: int,

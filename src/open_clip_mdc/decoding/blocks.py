@@ -16,7 +16,8 @@ from ..models.captioner import Captioner
 from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id, valid_tokens
 from .confidence import unmask_by_confidence
-from .sampling import Decoded, Search, Unmasking
+from .options import Search, Unmasking
+from .sampling import Decoded
 
 
 def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor, size: int, vocab_size: int,
@@ -37,8 +38,8 @@ def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor
     for start in range(0, text.shape[1], size):
         # A caption that has ended only fills its block, as in training.
         block = torch.cat((before, text[:, start:start + size].masked_fill(ended, eot)), 1)  # [R, 1 + n]
-        found = unmask_by_confidence(network, block, torch.ones_like(block, dtype=torch.bool), vocab_size,
-                                     options.tokens_per_step, forbidden, options.sampling, repeats=options.repeats)
+        found = unmask_by_confidence(network, block, vocab_size, options, forbidden,
+                                     torch.ones_like(block, dtype=torch.bool))
         block, step, log_prob = (part[:, 1:] for part in found)
         is_eot = block == eot
         after = ended | (is_eot.cumsum(1) > is_eot)  # [R, n], what follows the first EOT of a caption

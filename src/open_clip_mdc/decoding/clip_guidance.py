@@ -91,11 +91,11 @@ class Guide:
         per_image = len(text) // len(self.known)
         return self.cosines(decode_captions(text, self.tokenizer), [row // per_image for row in range(len(text))])
 
-    def __call__(self, text: Tensor, image: Tensor) -> Tensor:
+    def __call__(self, text: Tensor, row: Tensor, captions_per_image: int = 1) -> Tensor:
         """Return scale * log softmax over K of CLIP's logits, float32 [M, K].
 
-        Args: `text` has captions, long [M, K, L], and `image` the index of their image, long [M].
+        Args: `text` has captions, long [M, K, L], and `row` the number of each among all captions, long [M].
         """
-        images = [i for i in image.tolist() for _ in range(text.shape[1])]
+        images = [i // captions_per_image for i in row.tolist() for _ in range(text.shape[1])]
         cosines = self.cosines(decode_captions(text.flatten(0, 1), self.tokenizer), images)
         return self.scale * (cosines.view(text.shape[:2]) / TEMPERATURE).log_softmax(1)

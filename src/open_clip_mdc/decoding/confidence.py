@@ -6,11 +6,12 @@ MaskGIT's decoding (Chang et al. 2022), which LLaDA uses, too (Nie et al. 2025).
 `reveal` decides what comes next. Decoding writes a token of its own there, and the heuristic score the true one
 (`likelihood/exact.py`).
 
-Dimensions: B captions, R rows, L positions, M predicted tokens of all rows, n tokens of a step, K candidate tokens, V
-vocabulary. There are three index spaces: a row and a position [R, L], a place into R*L, a number into the M places.
+Dimensions: R captions (rows), L positions, M masked tokens of all rows, n of them that a step reveals, K candidate
+tokens, V vocabulary. A place is an index into R*L: row r, position i is place r * L + i. `hidden` has M places.
 """
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.captioner import Captioner
 from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
-from ..text.special_tokens import PAD_ID, eot_id, mask_id, no_whole_ids, sot_id, words_and_marks
-from .options import MASKS
-from .sampling import GREEDY, Decoded, Sampling, sample_tokens
+from ..text.special_tokens import PAD_ID, eot_id, mask_id, no_whole_ids, sot_id, valid_tokens, words_and_marks
+from .clip_guidance import Guide
+from .options import MASKS, Unmasking
+from .sampling import Decoded, sample_tokens
 
 SURE = 0.95  # of a word beside itself. The packaged captioner was at most .86 sure of one that should not be there
 
@@ -30,10 +33,10 @@ SURE = 0.95  # of a word beside itself. The packaged captioner was at most .86 s
 class Revealed(NamedTuple):
     """The tokens that one step reveals, and what was predicted before it."""
 
-    hidden: Tensor  # long [M] into R*L, the places that were masked before the step
+    hidden: Tensor  # long [M], the places that were masked before the step
     predicted: Tensor  # [M, ...], what was predicted at them
     which: Tensor  # long [n] into M, those that the step reveals
-    places: Tensor  # long [n] into R*L, the same
+    places: Tensor  # long [n], their places: hidden[which]
 
 
 def reveal(predict: Callable[[Tensor], tuple[Tensor, Tensor]], hidden: Tensor, left: np.ndarray,
@@ -41,8 +44,8 @@ def reveal(predict: Callable[[Tensor], tuple[Tensor, Tensor]], hidden: Tensor, l
     """Yield what each step reveals, until nothing is masked. The caller writes these tokens before the next step.
 
     Args:
-        predict: takes `hidden`. Returns the confidence of each place, [M], and predictions, [M, ...].
-        hidden: the masked places, long [M] into R*L, ascending.
+        predict: takes `hidden`. Returns the logarithm of each place's confidence, [M], and predictions, [M, ...].
+        hidden: the masked places, long [M], ascending.
         left: number of masked tokens of each row, long [R].
         shape: R, L.
         tokens_per_step: k reveals the k most confident places of a row, the leftmost of equal ones. A float p reveals
@@ -54,54 +57,54 @@ def reveal(predict: Callable[[Tensor], tuple[Tensor, Tensor]], hidden: Tensor, l
     nowhere = torch.zeros(shape, dtype=torch.bool, device=hidden.device)
     while len(hidden):
         log_confidence, predicted = predict(hidden)
-        confidence = scatter_flat(unknown, hidden, log_confidence)  # [R, L], -inf where nothing is masked
-        best = confidence.argsort(dim=1, descending=True, stable=True)[:, :count]  # [R, k]
+        # [R, L], -inf where nothing is masked: such a place comes last.
+        confidence = scatter_flat(unknown, hidden, log_confidence)
+        # [R, k] positions. A stable sort takes the leftmost of equals.
+        best = confidence.argsort(dim=1, descending=True, stable=True)[:, :count]
+        # [R, L], True at the places to reveal.
         chosen = nowhere.scatter(1, best, True)
         if by_probability:
             chosen = chosen | (confidence.exp() >= tokens_per_step)
-        # A row with fewer than k masks also chose places that are not masked. They are in no [M], so they drop out.
-        chosen = chosen.take(hidden)  # bool [M]
+        # [M]. A row with fewer than k masks chose places without one, too. They are not in `hidden`, so they drop out.
+        chosen = chosen.take(hidden)
         if by_probability:
             number = int(chosen.sum())
         else:
             # The host knows n without asking the device.
             number = int(np.minimum(left, count).sum())
             left = np.maximum(left - count, 0)
+        # [n] and [M - n], ascending both.
         which, rest = partition_indices(chosen, number)
         yield Revealed(hidden, predicted, which, hidden.index_select(0, which))
         hidden = hidden.index_select(0, rest)
 
 
 @torch.no_grad()
-def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_size: int,
-                         tokens_per_step: int | float = 1, forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
-                         guide: Callable[[Tensor, Tensor], Tensor] | None = None, top_k: int = 5,
-                         device: torch.device | str | None = None, repeats: str = "allow") -> Decoded:
-    """Fill in every [MASK], most confident first. A revealed token never changes (Eq. 6).
+def unmask_by_confidence(network: Network, text: Tensor, vocab_size: int, options: Unmasking,
+                         forbidden: Sequence[int] = (), valid: Tensor | None = None,
+                         reweigh: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+                         device: torch.device | str | None = None) -> Decoded:
+    """Fill in every [MASK] by a bidirectional network, most confident first. A revealed token never changes (Eq. 6).
 
-    Each step computes logits of the masked positions only. In each row it reveals the k positions whose most probable
-    tokens have the highest probabilities, the leftmost of equal ones. The paper's decoding is k = 1 and greedy. Given a
-    probability p instead of k, a step reveals the most confident position and all others with confidence p or more
-    (Fast-dLLM, Wu et al. 2025). The host then waits for the device at each step.
+    Each step computes logits of the masked positions only, and reveals what `reveal` chooses by the probability of each
+    position's best token. The paper's decoding is k = 1 and greedy. A probability p is Fast-dLLM's (Wu et al. 2025).
 
     Confidence is that of the distribution, not of the drawn token, so k = 1 at temperature 1 samples from the model.
     (To draw at all positions and keep the most probable draw, as MaskGIT and LLaDA do, favours probable tokens.)
 
     Args:
-        network: bidirectional.
         text: long [R, L], mask_id at the tokens to fill in.
-        valid: bool [R, L], False at padding.
-        tokens_per_step: k if an int, p if a float.
+        options: `tokens_per_step`, `repeats` and `sampling` are read.
         forbidden: ids that must not be chosen. The rest is not renormalised.
-        guide: reweights the `top_k` most probable tokens of each revealed position (`reweigh`). The order of positions
-            and `log_prob` stay the network's.
+        valid: bool [R, L], False at padding. By default True up to EOT.
+        reweigh: takes log p [n, V], captions [R, L] without masks, and the places [n]. Returns the log p to choose
+            tokens by. The order of positions and `log_prob` stay the network's.
         device: the network's device, by default the text's. For a text on the CPU and an int k, no step waits for it.
-        repeats: "avoid" forbids the words of revealed neighbours (`without_neighbours`). "allow" is Eq. 6.
+
+    Raises ValueError if a [MASK] is in the padding.
     """
-    if not tokens_per_step >= (0 if isinstance(tokens_per_step, float) else 1):
-        raise ValueError(f"tokens_per_step is {tokens_per_step}: it must be a number of tokens, 1 or more, or a "
-                         "probability from which on tokens are revealed, 0.0 or more")
-    masked = text == mask_id(vocab_size)
+    # [R, L] each. They are counted where the text is: on the CPU, if no step should wait for the device.
+    masked, valid = text == mask_id(vocab_size), valid_tokens(text, vocab_size) if valid is None else valid
     lengths, left, misplaced = torch.stack((valid.sum(1), masked.sum(1), (masked & ~valid).sum(1))).cpu().numpy()
     if misplaced.any():
         raise ValueError("a [MASK] stands in the padding, after the caption's end")
@@ -109,30 +112,45 @@ def unmask_by_confidence(network: Network, text: Tensor, valid: Tensor, vocab_si
     token_logits = network(lengths.tolist())
     text, masked, forbidden, words = (x.to(device or text.device, non_blocking=True) for x in (
         text, masked, torch.tensor(forbidden, dtype=torch.long), words_and_marks(vocab_size)))
+    # From here on L is the longest caption's. The padding after it comes back at the end.
     text, padding = text.tensor_split([int(lengths.max())], dim=1)
-    step = torch.full_like(text, -1)
-    log_prob = torch.zeros(text.shape, device=text.device)
+    step, log_prob = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device)
 
     def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        allowed = token_logits(text, hidden).log_softmax(1).index_fill(1, forbidden, -torch.inf)  # [M, V]
-        if repeats == "avoid":
+        # [M, V]. `text` is that of this step, as the loop below replaces it.
+        allowed = token_logits(text, hidden).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        if options.repeats == "avoid":
             allowed = without_neighbours(allowed, text, hidden, words)
         return allowed.amax(1), allowed
 
+    # [M], all masked places.
     hidden, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
-    for number, revealed in enumerate(reveal(predict, hidden, left, text.shape, tokens_per_step)):
+    for number, revealed in enumerate(reveal(predict, hidden, left, text.shape, options.tokens_per_step)):
+        # [n, V], log p at the places that this step reveals.
         places, allowed = revealed.places, revealed.predicted.index_select(0, revealed.which)
         weighed = allowed
-        if guide is not None:
-            # The guide reads whole captions, so masks that stay hidden are filled in for it.
+        if reweigh is not None:
+            # A guide reads whole captions, so masks that stay hidden are filled in for it.
             filled = scatter_flat(text, revealed.hidden, revealed.predicted.argmax(1))
-            weighed = reweigh(allowed, filled, places, guide, top_k)
-        token = sample_tokens(weighed, sampling)
+            weighed = reweigh(allowed, filled, places)
+        # [n], one token for each place.
+        token = sample_tokens(weighed, options.sampling)
         text = scatter_flat(text, places, token)
         log_prob = scatter_flat(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
         step = step.flatten().index_fill(0, places, number).view_as(step)
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
+
+
+def by_confidence(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:
+    """Unmask captions [R, L] by the most confident token first (Eq. 6). A guide reweights tokens of each step."""
+    weigh = None
+    if guide is not None and guide.scale != 0 and guide.top_k > 1:
+        weigh = partial(reweigh, guide=partial(guide, captions_per_image=len(text) // len(guide.known)),
+                        top_k=guide.top_k)
+    return unmask_by_confidence(network, text, model.vocab_size, options, reweigh=weigh,
+                                forbidden=(sot_id(model.vocab_size), eot_id(model.vocab_size)),
+                                device=model.text.output.weight.device)
 
 
 def without_neighbours(log_prob: Tensor, text: Tensor, places: Tensor, words: Tensor) -> Tensor:
@@ -145,12 +163,15 @@ def without_neighbours(log_prob: Tensor, text: Tensor, places: Tensor, words: Te
 
     Args:
         text: long [R, L].
-        places: positions of the M tokens, long [M] into R*L.
+        places: those of the M tokens, long [M].
         words: bool [V], True at what is avoided (`words_and_marks`).
     """
-    nothing = sot_id(len(words))  # no caption has it. [MASK] is no token, and the ends of a row have one neighbour
+    # The ends of a row have one neighbour, and [MASK] is none. SOT stands for no neighbour, as no caption has it.
+    nothing = sot_id(len(words))
+    # [R, L] -> [R, L + 2] -> windows of three [R, L, 3] -> their outer two [R, L, 2] -> those of the places [M, 2].
     beside = F.pad(text, (1, 1), value=nothing).unfold(1, 3, 1)[..., ::2].flatten(0, 1).index_select(0, places)
     beside = beside.where(beside != mask_id(len(words)), nothing)
+    # [M, 2], what each place itself thinks of its neighbours' tokens.
     own = log_prob.gather(1, beside)
     return log_prob.scatter(1, beside, own.where(~words[beside] | (own >= math.log(SURE)), -torch.inf))
 
@@ -162,15 +183,19 @@ def reweigh(log_prob: Tensor, filled: Tensor, places: Tensor, guide: Callable[[T
     Args:
         log_prob: log p [M, V] of the network.
         filled: long [R, L], captions whose masks are filled in with the most probable tokens of this step.
-        places: positions of the M tokens, long [M] into R*L.
+        places: those of the M tokens, long [M].
         guide: takes complete captions, long [M, K, L], and their rows, long [M]. Returns what to add to log p, [M, K].
     """
+    # [M, K] each.
     value, token = log_prob.topk(min(top_k, log_prob.shape[1]), dim=1)
-    possible = torch.where(value == -torch.inf, token[:, :1], token)  # the guide sees no forbidden token
+    # The guide sees no forbidden token, but the best one twice.
+    possible = torch.where(value == -torch.inf, token[:, :1], token)
     row, column = places // filled.shape[1], places % filled.shape[1]
+    # [M, K, L], each caption with one candidate at its place.
     captions = filled[row][:, None].repeat(1, token.shape[1], 1).scatter(
         2, column[:, None, None].expand(*token.shape, 1), possible[..., None])
     guided = value + guide(captions, row)
+    # The K tokens share the probability that they had.
     guided = guided + (value.logsumexp(1) - guided.logsumexp(1))[:, None]
     return log_prob.scatter(1, token, guided)
 

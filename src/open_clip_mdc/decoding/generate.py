@@ -4,7 +4,6 @@ An image is encoded once, and its keys and values are computed once. If guidance
 
 Dimensions: B images, R captions (R/B consecutive rows per image), L positions, P patches, D image width, S lengths.
 """
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,56 +13,30 @@ from torch import Tensor
 
 from ..models.captioner import Captioner
 from ..models.interface import ImageKV, Network, StepLogits
-from ..objectives.replace_process import make_schedule
 from ..objectives.times import mask_condition
-from ..text.special_tokens import caption_lengths, eot_id, sot_id, valid_tokens
-from .ancestral import denoise
+from ..text.special_tokens import caption_lengths, eot_id
 from .beam import beam_search, sample
 from .blocks import caption_in_blocks
 from .clip_guidance import Guide
-from .confidence import fully_masked, guided, unmask_by_confidence
+from .confidence import fully_masked, guided
 from .consensus import agreement
-from .options import check_scale
-from .sampling import Decoded, Sampling, Search, Unmasking, sample_tokens
+from .lengths import default_length
+from .options import OptionError, Search, Unmasking, check_rule, check_scale
+from .rules import LENGTHS, SAMPLERS
+from .sampling import Decoded
 
-LENGTH = 15  # default number of tokens for a model without a length head, one of the paper's lengths
-UNMASKING = Unmasking()
+DEFAULTS = Unmasking()
 OF_UNMASK_IMAGES = ("text", "blind", "guidance_kl")  # its arguments that are no fields of `Unmasking`
-MAX_LENGTHS = 8  # most lengths per image that "auto" and "likely" decode
-LIKELY = 0.1  # a length is "likely" if it has at least this share of the most probable length's probability
-LENGTH_NORM = 5  # tokens that a caption counts as in `best_of_lengths`. The best of 1 to 10 on Flickr8k's val split
-
-
-def best_of_lengths(decode: Callable[[Tensor], Decoded], log_prob: Tensor) -> Decoded:
-    """Return each row's best caption over lengths N, by log p(N | image) + LENGTH_NORM * mean token log-probability.
-
-    The second term is the log-probability that the caption would have with LENGTH_NORM tokens. Unlike the plain sum it
-    is comparable over N. The most probable lengths are tried in turn. As the second term is at most 0, lengths that
-    cannot win against the first one are skipped. The host waits for the device twice.
-
-    Args:
-        decode: takes lengths, long [R] on the CPU, with -1 to skip a row. Returns captions [R, L].
-        log_prob: log p(N | image), [R, S].
-    """
-    log_prob, lengths = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
-    on_cpu = lengths.cpu()
-    best = decode(on_cpu[:, 0])
-    value = log_prob[:, 0] + LENGTH_NORM * best.log_prob.sum(1) / lengths[:, 0]
-    can_win = (log_prob > value[:, None]).cpu()
-    for rank in range(1, 1 + int(can_win[:, 1:].any(0).sum())):
-        found = decode(on_cpu[:, rank].where(can_win[:, rank], -1))
-        found_value = log_prob[:, rank] + LENGTH_NORM * found.log_prob.sum(1) / lengths[:, rank]
-        better = found_value > value
-        best = Decoded(*(torch.where(better[:, None], *parts) for parts in zip(found, best, strict=True)))
-        value = torch.where(better, found_value, value)
-    return best
 
 
 def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, options: Unmasking,
                   blind: Tensor | None) -> Tensor:
     """Return the patch tokens of guidance's unconditional branch, [B, P, D] or [1, P, D]."""
     cfg = model.caption_cfg
-    if options.uncond(cfg) == "masked":
+    if (options.uncond or cfg.default_uncond) == "masked_image":
+        if not cfg.condition_drop:
+            raise OptionError("{uncond} masked_image needs a model that was trained with masked image features "
+                              "(caption_cfg.condition_drop); null_image does not")
         masked = mask_condition(image_embs.shape[:2], 1.0, cfg.condition_mask, options.sampling.generator, image.device)
         return model.encode_image_tokens(image, masked, image_embs)
     if cfg.condition_zeros:
@@ -73,50 +46,7 @@ def uncond_tokens(model: Captioner, image: Tensor, image_embs: Tensor, options: 
     return blind[None]
 
 
-def default_length(model: Captioner) -> int | str:
-    # A length head of zeros was never trained, as older checkpoints have none.
-    learnt = model.length_head is not None and model.length_head.weight.any()
-    return "auto" if model.objective.order != "any" or learnt else LENGTH
-
-
-def by_confidence(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:
-    """Unmask captions [R, L] by the most confident token first (Eq. 6). A guide reweights tokens of each step."""
-    guides = ()
-    if guide is not None and guide.scale != 0 and guide.top_k > 1:
-        guides = (lambda captions, row: guide(captions, row // options.samples)), guide.top_k
-    forbidden = (sot_id(model.vocab_size), eot_id(model.vocab_size))
-    return unmask_by_confidence(network, text, valid_tokens(text, model.vocab_size), model.vocab_size,
-                                options.tokens_per_step, forbidden, options.sampling, *guides,
-                                device=model.text.output.weight.device, repeats=options.repeats)
-
-
-def by_ancestral(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:
-    """Unmask captions [R, L] by draws of the reverse process."""
-    make = model.objective.schedule or make_schedule  # a model of continuous time gets the linear one
-    device, forbidden = model.text.output.weight.device, (sot_id(model.vocab_size), eot_id(model.vocab_size))
-    return denoise(network, text, valid_tokens(text, model.vocab_size), make(model.vocab_size, device=device),
-                   options.steps, forbidden, options.sampling, device)
-
-
-def sampled_lengths(log_prob: Tensor, options: Unmasking) -> Tensor:
-    """Draw lengths from p(N | image): long [R] from its logarithm, [B, S]."""
-    rows = log_prob.repeat_interleave(options.samples, 0)
-    return sample_tokens(rows, Sampling(1.0, generator=options.sampling.generator)).cpu()
-
-
-def likely_lengths(log_prob: Tensor, options: Unmasking) -> Tensor:
-    """Give the captions of an image its most probable lengths in turn: long [R] from log p(N | image), [B, S]."""
-    value, found = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
-    count = (value >= value[:, :1] + math.log(LIKELY)).sum(1, keepdim=True)  # [B, 1]
-    return found.gather(1, torch.arange(options.samples, device=count.device) % count).flatten().cpu()
-
-
-# A new rule is one function and one row. options.SAMPLER_NAMES and sampling.LENGTHS_OF_HEAD list the names.
-SAMPLERS = {"confidence": by_confidence, "ancestral": by_ancestral}
-LENGTH_RULES = {"sample": sampled_lengths, "likely": likely_lengths}  # "auto" decodes several lengths
-
-
-def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, options: Unmasking = UNMASKING,
+def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, options: Unmasking = DEFAULTS,
                   blind: Tensor | None = None, guide: Guide | None = None,
                   guidance_kl: list[Tensor] | None = None) -> Decoded:
     """Caption images by masked diffusion decoding, R = samples * B.
@@ -153,20 +83,18 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
 
     if in_blocks:
         return caption_in_blocks(model, image_embs, text, options, with_guidance)
-    network, samples = with_guidance(network_of), options.samples
-
-    def decode(text: Tensor) -> Decoded:
-        return SAMPLERS[options.sampler](model, network, text, options, guide)
-
+    network, sampler = with_guidance(network_of), SAMPLERS[options.sampler]
     if text is not None:
-        return decode(text.expand(len(image), -1).repeat_interleave(samples, 0))
+        text = text.expand(len(image), -1).repeat_interleave(options.samples, 0)
+        return sampler(model, network, text, options, guide)
+
+    def decode(lengths: Tensor, longest: int | None = None) -> Decoded:
+        return sampler(model, network, fully_masked(lengths, vocab_size, longest), options, guide)
+
     if isinstance(options.length, int):
-        return decode(fully_masked(torch.full((samples * len(image),), options.length), vocab_size))
+        return decode(torch.full((options.samples * len(image),), options.length))
     log_prob = model.length_head.log_prob(image_embs)  # log p(N | image), [B, S]
-    if options.length == "auto":
-        return best_of_lengths(lambda lengths: decode(fully_masked(lengths, vocab_size, longest)),
-                               log_prob.repeat_interleave(samples, 0))
-    return decode(fully_masked(LENGTH_RULES[options.length](log_prob, options), vocab_size))
+    return LENGTHS[options.length](model, decode, log_prob, options)
 
 
 def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
@@ -194,7 +122,7 @@ def search_images(model: Captioner, image: Tensor, options: Search) -> Decoded:
 
 @torch.no_grad()
 def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
-             rerank: bool = False, select: str | None = None, **options) -> Tensor | Decoded:
+             rerank: bool = False, **options) -> Tensor | Decoded:
     """Return captions as ids from SOT to EOT, then padding, long [R, L], as `CoCa.generate` does. No id is a mask.
 
     Args:
@@ -202,7 +130,6 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         return_trace: return `Decoded`, with the step and the log-probability of every token, instead of ids.
         guide: reweights tokens of a masked diffusion captioner at each step, if its scale is not 0.
         rerank: keep only the one of an image's `samples` that the guide finds most similar to the image.
-        select: "consensus" keeps only the one of an image's `samples` that is most similar to all (`agreement`).
         options: the fields of `Search` for a causal captioner. The fields of `Unmasking` for a masked diffusion
             captioner, and `text`, `blind` and `guidance_kl` of `unmask_images`.
 
@@ -213,19 +140,16 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     else:
         given = {name: options.pop(name) for name in OF_UNMASK_IMAGES if name in options}
         wanted = Unmasking(**options)
-    samples = wanted.samples
-    if guide is not None and guide.scale and model.objective.order != "any":
-        raise ValueError("CLIP guides whole captions of masked diffusion only. This model reads from left to right: "
-                         "rerank its captions instead")
-    if guide is not None and guide.scale and options.get("sampler") == "ancestral":
-        raise ValueError("CLIP guides the sampler 'confidence' only. For 'ancestral', rerank captions instead")
+    samples, select = wanted.samples, wanted.select
     if guide is not None:
-        check_scale("the scale of CLIP", guide.scale)
-    if rerank and (guide is None or samples < 2):
-        raise ValueError("reranking needs a guide and two samples or more")
-    if select not in (None, "consensus") or select and (rerank or samples < 2):
-        raise ValueError(f"select is {select!r}: it must be None, or 'consensus' with two samples or more and without "
-                         "rerank")
+        check_scale("clip_scale", guide.scale)
+        if guide.scale and model.objective.order != "any":
+            raise ValueError("CLIP guides whole captions of masked diffusion only. This model reads from left to "
+                             "right: rerank its captions instead")
+        if guide.scale:
+            check_rule("clip_scale", wanted.sampler)
+    if rerank and (guide is None or samples < 2 or select):
+        raise ValueError("reranking needs a guide and two samples or more, and no select")
     was_training = model.training
     model.train(False)
     try:

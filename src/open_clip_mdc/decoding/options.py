@@ -1,106 +1,216 @@
-"""Decoding options and checks for `open_clip_mdc caption` and `clip_benchmark eval`. Imports no torch.
+"""Options of decoding, which are checked once, when they are made. Imports no torch.
 
-OPTIONS has the options of `generate.generate` and of CLIP guidance. Both commands make their flags from it.
+`Unmasking` has those of masked diffusion, `Search` those of a causal model, and both hold a `Sampling`. Python's
+`generate` and both commands make the same objects. Their flags are in integration/decoding_flags.py.
 """
+import math
 import re
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import number_from, plural
+from ..errors import OptionError, plural
+from .rules import LENGTHS, SAMPLERS
 
-OF_UNMASKING = ("text", "tokens_per_step", "repeats", "sampler", "steps", "guidance_scale", "guidance_weak",
-                "clip_scale", "clip_top_k")
-OF_SEARCH = ("min_length", "num_beams")
-OF_CLIP = ("clip", "clip_scale", "clip_top_k", "clip_rerank")
+if TYPE_CHECKING:
+    import torch
+
 REPEATS = ("allow", "avoid")
-SAMPLER_NAMES = ("confidence", "ancestral")
+UNCOND = ("null_image", "masked_image")
+SELECT = ("consensus",)
 MASKS = re.compile(r"(?:[\[<［＜]|&lt;)\s*mask\s*(?:[\]>］＞]|&gt;)", re.IGNORECASE)  # how people write [MASK]
 NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
 LARGEST_SCALE = 1e6  # its product with any log-probability is finite in float32
-DEFAULTS = {"temperature": 0.0, "sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0, "clip_top_k": 5,
-            "clip_rerank": 1, "samples": 1}
-positive = number_from(1)
+COLDEST = 1e-6  # smallest temperature. Any logits can be divided by it
+# Files keep the names that options and their values had when the first of them was written.
+IN_FILES = {"uncond": "guidance_weak", "null_image": "blind", "masked_image": "masked", "top": "likely"}
 
 
 class TooFewImages(ValueError):
     """Too few images for a null image."""
 
 
-def caption_length(value: str) -> int | str:
-    """Parse a number of tokens, "auto", "sample" or "likely"."""
-    if value in ("auto", "sample", "likely"):
-        return value
-    try:
-        return positive(value)
-    except ArgumentTypeError as problem:
-        raise ArgumentTypeError(f"{problem}: it is neither a number of tokens nor auto, sample or likely") from problem
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise OptionError unless `value` is one of the choices."""
+    if value not in choices:
+        raise OptionError(f"{{{name}}} is {value!r}: it must be {' or '.join(map(repr, choices))}")
 
 
-def tokens_per_step(value: str) -> int | float:
-    """Parse a number of tokens such as 2, or a probability such as 0.9."""
-    number = float(value) if "." in value else int(value)
-    if not (0 <= number <= 1 if isinstance(number, float) else number >= 1):
-        raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
-    return number
+def check_scale(name: str, value: float) -> None:
+    """Raise OptionError if a guidance scale (classifier-free or CLIP's) would make logits infinite or NaN."""
+    if not abs(value) <= LARGEST_SCALE:  # also refuses NaN
+        raise OptionError(f"{{{name}}} is {value}: it must be a number from -1e6 to 1e6")
 
 
-# Arguments of argparse's add_argument by option. Result files list options in this order.
-OPTIONS = {
-    "length": dict(type=caption_length, metavar="N|auto|sample|likely",
-                   help="caption length in tokens (for autoregressive models the maximum), or auto for the most likely "
-                        "length, sample to draw one, likely to give --samples the likely ones in turn (default: 15, "
-                        "but auto in open_clip_mdc if the model predicts lengths)"),
-    "min_length": dict(type=number_from(0), metavar="N", help="minimum caption length in tokens (default: 0)"),
-    "tokens_per_step": dict(type=tokens_per_step, metavar="K|P",
-                            help="reveal K tokens per step or, given a probability P such as 0.9, all tokens at least "
-                                 "that probable (default: 1)"),
-    "repeats": dict(choices=REPEATS,
-                    help="whether a word may stand twice in a row: avoid takes a revealed neighbour's word only where "
-                         "it is at least 95%% probable (default: allow, by Eq. 6, but avoid in open_clip_mdc)"),
-    "sampler": dict(choices=SAMPLER_NAMES,
-                    help="reveal the most confident tokens first, or draw from the reverse diffusion (default: "
-                         "confidence)"),
-    "steps": dict(type=positive, metavar="N", help="number of steps of the ancestral sampler (default: 100)"),
-    "num_beams": dict(type=positive, metavar="N", help="number of beams of the beam search (default: 6)"),
-    "temperature": dict(type=float, metavar="T", help="sampling temperature (default: 0, greedy)"),
-    "top_k": dict(type=positive, metavar="K", help="sample from the K most probable tokens (default: all)"),
-    "top_p": dict(type=float, metavar="P",
-                  help="sample from the fewest tokens whose probabilities add up to P (default: 1, all)"),
-    "samples": dict(type=positive, metavar="N",
-                    help="number of captions to sample per image, which needs a temperature: --select keeps one, or "
-                         "clip_benchmark measures their diversity (default: 1)"),
-    "select": dict(choices=("consensus",),
-                   help="keep the one of --samples that is most similar to all of them (minimum Bayes risk)"),
-    "guidance_scale": dict(type=float, metavar="S",
-                           help="scale of classifier-free guidance, above 1 to follow the image more closely, and 0 to "
-                                "ignore it (default: 1, no guidance)"),
-    "guidance_weak": dict(choices=("blind", "masked"),
-                          help="unconditional branch of guidance: blind is the null image, masked the image with some "
-                               "features masked (default: the one that the model was trained with, else blind)"),
-    "clip": dict(metavar="MODEL:FILE",
-                 help="OpenCLIP model that guides or reranks captions, by name and weights, or local-dir:DIR"),
-    "clip_scale": dict(type=float, metavar="S",
-                       help="at each step, multiply the probabilities of the best tokens by CLIP's to the power of S "
-                            "(default: 0, no CLIP guidance)"),
-    "clip_top_k": dict(type=positive, metavar="K",
-                       help="number of tokens that CLIP compares at each step (default: 5)"),
-    "clip_rerank": dict(type=positive, metavar="N",
-                        help="sample N captions, which needs a temperature, and keep the one that CLIP finds closest "
-                             "to the image (default: 1)"),
-}
+class Sampling(NamedTuple):
+    """Settings to choose tokens by. The defaults are greedy, and a temperature draws."""
+
+    temperature: float = 0.0  # 0 is greedy. Otherwise logits are divided by it, before top_k and top_p
+    top_k: int | None = None  # keep the k most probable tokens
+    top_p: float | None = None  # then keep the fewest that together have probability p or more (nucleus sampling)
+    generator: "torch.Generator | None" = None  # on the logits' device. None is the global one
+
+    def check(self) -> None:
+        """Raise OptionError if a value is out of range, or if greedy decoding would ignore it."""
+        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
+            raise OptionError(f"{{temperature}} is {self.temperature}: it must be 0 (greedy), or finite and 1e-6 or "
+                              "more")
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"{{top_k}} is {self.top_k}: it must be 1 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise OptionError(f"{{top_p}} is {self.top_p}: it must be more than 0 and at most 1")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise OptionError("{top_k} and {top_p} need a {temperature}: without one the most probable token is taken")
 
 
-def add_flags(parser, names: Iterable[str], spell: Callable[[str], str]) -> None:
-    """Add flags to an argparse parser or group. `spell` turns a name of OPTIONS into the flag."""
-    for name in names:
-        kind = "masked diffusion: " * (name in OF_UNMASKING) + "autoregressive: " * (name in OF_SEARCH)
-        parser.add_argument(spell(name), **OPTIONS[name] | {"help": kind + OPTIONS[name]["help"]})
+GREEDY = Sampling()
+
+
+def check_samples(samples: int, select: str | None, draws: bool, sampling: Sampling) -> None:
+    """Raise OptionError if captions of an image would all be equal, or there are too few to select from."""
+    sampling.check()
+    if samples < 1 or samples > 1 and not draws:
+        raise OptionError(f"{{samples}} is {samples}: it must be 1, or more with a {{temperature}} (without one all "
+                          "are equal)")
+    check_choice("select", select, (None, *SELECT))
+    if select and samples < 2:
+        raise OptionError("{select} needs {samples} 2 or more")
+
+
+@dataclass(frozen=True)
+class Unmasking:
+    """Set how masked diffusion unmasks captions. Raises OptionError for values that do not go together."""
+
+    length: int | str | None = None  # N', tokens between SOT and EOT, or a key of LENGTHS. None is `default_length`
+    tokens_per_step: int | float = 1  # see `confidence.reveal`
+    repeats: str = "allow"  # "avoid" forbids the words of revealed neighbours (`without_neighbours`)
+    sampler: str = "confidence"  # a key of SAMPLERS
+    steps: int | None = None  # of "ancestral". None is 100, as in training
+    guidance_scale: float = 1.0  # see `confidence.guided`. 1 is the model itself, without a second pass
+    # The branch of guidance that sees no image: the mean image or zeros, or the image with features masked as in
+    # training, drawn once (MC-Diffusion). None is the one that the model was trained with.
+    uncond: str | None = None
+    samples: int = 1  # captions per image, which differ only if they are drawn or have different lengths
+    select: str | None = None  # "consensus" keeps the sample that is most similar to all of its image (`agreement`)
+    sampling: Sampling = GREEDY  # how tokens are chosen. Its generator is used for all random numbers
+
+    def __post_init__(self):
+        check_choice("sampler", self.sampler, SAMPLERS)
+        check_choice("repeats", self.repeats, REPEATS)
+        check_choice("uncond", self.uncond, (None, *UNCOND))
+        check_scale("guidance_scale", self.guidance_scale)
+        k = self.tokens_per_step
+        if not k >= (0 if isinstance(k, float) else 1):
+            raise OptionError(f"{{tokens_per_step}} is {k}: it must be 1 token or more, or a probability such as 0.9")
+        if self.uncond is not None and self.guidance_scale == 1:
+            raise OptionError("{uncond} changes nothing without a {guidance_scale} other than 1")
+        for name in (field.name for field in fields(self) if getattr(self, field.name) != field.default):
+            check_rule(name, self.sampler)
+        check_samples(self.samples, self.select, self.draws, self.sampling)
+
+    @property
+    def draws(self) -> bool:
+        """Return True if the captions of an image can differ."""
+        by_length = self.length in LENGTHS and LENGTHS[self.length].draws
+        return bool(self.sampling.temperature) or by_length or SAMPLERS[self.sampler].draws
+
+    def check_length(self, longest: int, has_head: bool) -> None:
+        """Raise OptionError if a model cannot give captions of this length."""
+        if self.length in LENGTHS:
+            if not has_head:
+                raise OptionError(f"{{length}} {self.length} needs a model with caption_cfg.length_head")
+        elif not (isinstance(self.length, int) and 1 <= self.length <= longest):
+            raise OptionError(f"{{length}} is {self.length!r}: it must be {', '.join(map(repr, LENGTHS))} or a number "
+                              f"of tokens from 1 to {longest}")
+
+
+@dataclass(frozen=True)
+class Search:
+    """Set how a causal model searches for captions, or samples them. Raises OptionError for values that do not fit."""
+
+    length: int | str | None = None  # most tokens before EOT. "auto" or None is what fits the context
+    num_beams: int = 6  # see `beam_search`. Not used with a temperature
+    min_length: int = 0  # fewest tokens before EOT. Without it, likelihood favours short captions
+    samples: int = 1  # see `Unmasking`, also for `select`
+    select: str | None = None
+    sampling: Sampling = GREEDY  # with a temperature, tokens are drawn and there is no search
+
+    def __post_init__(self):
+        check_samples(self.samples, self.select, self.draws, self.sampling)
+        if isinstance(self.length, int) and self.min_length > self.length:
+            raise OptionError(f"{{min_length}} {self.min_length} is more than {{length}} {self.length}")
+
+    @property
+    def draws(self) -> bool:
+        """Return True if the captions of an image can differ."""
+        return bool(self.sampling.temperature)
+
+    def max_length(self, longest: int) -> int:
+        """Return the most tokens of a caption. Raises OptionError if they are more than `longest`, which fit."""
+        max_length = longest if self.length in (None, "auto") else self.length
+        if not isinstance(max_length, int) or not 1 <= max_length <= longest:
+            raise OptionError(f"{{length}} is {self.length!r}: it must be 'auto' or a number of tokens from 1 to "
+                              f"{longest}")
+        return max_length
+
+
+UNMASKING, SEARCH = frozenset(Unmasking.__dataclass_fields__), frozenset(Search.__dataclass_fields__)
+OF_UNMASKING = UNMASKING - SEARCH | {"text", "clip_scale", "clip_top_k"}
+OF_SEARCH = SEARCH - UNMASKING
+
+
+def check_rule(name: str, sampler: str) -> None:
+    """Raise OptionError for an option that another sampler reads, and this one does not."""
+    owners = [other for other, rule in SAMPLERS.items() if name in rule.options]
+    if owners and sampler not in owners:
+        raise OptionError(f"{{{name}}} needs {{sampler}} {' or '.join(owners)}, not {sampler}")
+
+
+def check_kind(given: Collection[str], causal: bool) -> None:
+    """Raise OptionError if an option is for the other kind of model."""
+    for name in given:
+        if name in (OF_UNMASKING if causal else OF_SEARCH):
+            kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
+            raise OptionError(f"{{{name}}} is not supported by this model, which {kind}")
+
+
+def checked(given: Mapping, causal: bool, sampling: Sampling = GREEDY) -> Unmasking | Search:
+    """Return the options of a kind of model, made of those in `given` that are theirs."""
+    kind, names = (Search, SEARCH) if causal else (Unmasking, UNMASKING)
+    return kind(**{name: value for name, value in given.items() if name in names} | {"sampling": sampling})
+
+
+def check_text(text: str, length: int | str | None) -> None:
+    """Raise OptionError if a caption has nothing to fill in, or is given with a length."""
+    if length is not None:
+        raise OptionError("{text} says how many tokens there are; leave out {length}")
+    if not MASKS.search(text):
+        raise OptionError(f"{{text}} {text!r} has no [MASK] to fill in")
+
+
+def check_clip(given: Mapping) -> None:
+    """Raise OptionError for options of a CLIP model that do not go together."""
+    scale, rerank = given.get("clip_scale", 0.0), given.get("clip_rerank", 1)
+    check_scale("clip_scale", scale)
+    if (scale != 0 or rerank > 1) != ("clip" in given):
+        raise OptionError("{clip} MODEL:FILE needs {clip_scale} or {clip_rerank}, and these need {clip}")
+    if rerank > 1 and given.get("select"):
+        raise OptionError("{select} and {clip_rerank} each keep one of several captions: leave out one of them")
+    if scale:
+        check_rule("clip_scale", given.get("sampler", "confidence"))
 
 
 def readable(options: Mapping, causal: bool) -> dict:
     """Return options of `generate` for captions that people read: repeats are avoided, unless asked otherwise."""
-    return dict(options) if causal or options.get("sampler") == "ancestral" else {"repeats": "avoid", **options}
+    reads = not causal and "repeats" in SAMPLERS[options.get("sampler", "confidence")].options
+    return {"repeats": "avoid", **options} if reads else dict(options)
+
+
+def in_files(options: Mapping) -> dict:
+    """Return options by the names that journals and results have had from the first (IN_FILES)."""
+    return {IN_FILES.get(name, name): IN_FILES.get(value, value) if isinstance(value, str) else value
+            for name, value in options.items()}
 
 
 def guides(options: Mapping) -> bool:
@@ -110,7 +220,7 @@ def guides(options: Mapping) -> bool:
 
 def needs_null_image(options: Mapping, model) -> bool:
     """Return True if guidance needs a mean image, as the captioner was not trained with zeros for the null image."""
-    return guides(options) and (options.get("guidance_weak") or model.caption_cfg.default_uncond) == "blind" \
+    return guides(options) and (options.get("uncond") or model.caption_cfg.default_uncond) == "null_image" \
         and not model.caption_cfg.condition_zeros
 
 
@@ -119,47 +229,3 @@ def check_null_images(count: int, flag: str) -> None:
     if count < MIN_NULL_IMAGES:
         raise TooFewImages(f"the mean of {plural(count, 'image')} still shows them, so it is no null image: give "
                            f"{MIN_NULL_IMAGES} or more by {flag}")
-
-
-def check_kind(given: Mapping, causal: bool, flag: Callable[[str], str]) -> None:
-    """Raise ValueError if an option is for the other kind of model. `flag` turns an option's name into the flag."""
-    for name in OF_UNMASKING if causal else OF_SEARCH:
-        if name in given:
-            kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
-            raise ValueError(f"{flag(name)} is not supported by this model, which {kind}")
-
-
-def check_scale(name: str, value: float) -> None:
-    """Raise ValueError if a guidance scale (classifier-free or CLIP's) would make logits infinite or NaN."""
-    if not abs(value) <= LARGEST_SCALE:  # also refuses NaN
-        raise ValueError(f"{name} is {value}: it must be a number from -1e6 to 1e6")
-
-
-def check(given: Mapping, flag: Callable[[str], str]) -> None:
-    """Raise ValueError for options that do not go together, whatever the model is."""
-    ancestral = given.get("sampler") == "ancestral"
-    uses_clip = given.get("clip_scale") or given.get("clip_rerank", 1) > 1
-    tokens_per_step, sampler, steps, weak, scale, clip, clip_scale, rerank = map(flag, (
-        "tokens_per_step", "sampler", "steps", "guidance_weak", "guidance_scale", "clip", "clip_scale", "clip_rerank"))
-    if given.get("text") is not None and given.get("length") is not None:
-        raise ValueError(f"{flag('text')} says how many tokens there are; leave out {flag('length')}")
-    if given.get("text") is not None and not MASKS.search(given["text"]):
-        raise ValueError(f"{flag('text')} {given['text']!r} has no [MASK] to fill in")
-    for name in ("guidance_scale", "clip_scale"):
-        check_scale(flag(name), given.get(name, DEFAULTS[name]))
-    if ancestral and "tokens_per_step" in given:
-        raise ValueError(f"{tokens_per_step} needs {sampler} confidence; for ancestral give {steps}")
-    if not ancestral and "steps" in given:
-        raise ValueError(f"{steps} needs {sampler} ancestral; for confidence give {tokens_per_step}")
-    if ancestral and given.get("repeats") == "avoid":
-        raise ValueError(f"{flag('repeats')} avoid needs {sampler} confidence")
-    if "guidance_weak" in given and not guides(given):
-        raise ValueError(f"{weak} changes nothing without a {scale} other than 1")
-    if "clip" in given and not uses_clip:
-        raise ValueError(f"{clip} changes nothing without {clip_scale} or {rerank}")
-    if "select" in given and (given.get("samples", 1) < 2 or given.get("clip_rerank", 1) > 1):
-        raise ValueError(f"{flag('select')} needs {flag('samples')} 2 or more, and cannot be used with {rerank}")
-    if uses_clip and "clip" not in given:
-        raise ValueError(f"{clip_scale} or {rerank} needs {clip} MODEL:FILE")
-    if ancestral and given.get("clip_scale"):
-        raise ValueError(f"{clip_scale} guides {sampler} confidence, not ancestral")

@@ -3,7 +3,6 @@
 `open_clip_train` writes RUN/params.txt and RUN/checkpoints/epoch_N.pt. Given the run folder or one of its checkpoints,
 `load` builds the model as it was trained. `local-dir:` and `hf-hub:` ids work as in OpenCLIP.
 """
-import math
 import sys
 from pathlib import Path
 
@@ -24,15 +23,16 @@ def objective(model_name: str) -> str:
     return CaptionCfg(**open_clip.get_model_config(model_name)["caption_cfg"]).objective
 
 
-def longest_caption(pretrained: str, model_name: str | None = None) -> float:
-    """Return how many tokens the config allows between SOT and EOT, or infinity where `load` will raise."""
+def check_length(flag: str, tokens: object, pretrained: str, model_name: str | None = None) -> None:
+    """Raise ValueError for a number of tokens that the context in the model's config does not hold, before it loads."""
     register()
     import open_clip
     name, _, args = find(pretrained, model_name)
     config = None if name.startswith("hf-hub:") else open_clip.get_model_config(name)
-    if config is None:
-        return math.inf
-    return (args.get("force_context_length") or config["text_cfg"].get("context_length", 77)) - 2
+    # `load` says what it lacks, if there is no config.
+    most = (args.get("force_context_length") or config["text_cfg"].get("context_length", 77)) - 2 if config else 0
+    if config and isinstance(tokens, int) and tokens > most:
+        raise ValueError(f"{flag} {tokens} is more than this model's context holds: give 1 to {most} tokens")
 
 
 def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32",

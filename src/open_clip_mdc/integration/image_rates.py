@@ -36,7 +36,7 @@ def of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Sched
     """Yield the model and the schedule of an epoch, by --unlock-image-after and --image-lr-scale."""
     with ExitStack() as stack:
         if has_patch_tower(getattr(args, "model", "")):
-            patch_tower(unwrap(model)).keeps_statistics = keeps_statistics(args)
+            patch_tower(unwrap(model)).freeze_bn_stats = freeze_bn_stats(args)
         if trains_captioner(args) and epoch < (getattr(args, "unlock_image_after", None) or 0):
             stack.enter_context(_locked(unwrap(model)))
             model = _wrapped_again(model)
@@ -45,7 +45,7 @@ def of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Sched
         yield model, schedule
 
 
-def keeps_statistics(args) -> bool:
+def freeze_bn_stats(args) -> bool:
     """Return whether the BatchNorm of a free image tower keeps the statistics that it has.
 
     A decoder has learnt to read tokens by those of a pretrained tower. Those of a batch give others: of

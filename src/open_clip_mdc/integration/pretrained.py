@@ -24,7 +24,8 @@ from ..data.images import open_image
 from ..decoding import options as decoding
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import OF_UNMASK_IMAGES, generate
-from ..decoding.sampling import Decoded, Sampling, Search, Unmasking
+from ..decoding.options import Sampling, Search, Unmasking
+from ..decoding.sampling import Decoded
 from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner
@@ -162,20 +163,21 @@ class PretrainedCaptioner:
         if text is not None and not isinstance(text, str):
             raise TypeError(f"text is {text!r}: it must be one caption with a [MASK], to fill in for each image")
         given = {**options, **({} if text is None else {"text": text})}
-        decoding.check_kind(given, self.model.causal, str)
+        decoding.check_kind(given, self.model.causal)
         known = names_of(generate, Search if self.model.causal else Unmasking, PretrainedCaptioner.trace)
         check_options("caption", options, known | (set() if self.model.causal else {*OF_UNMASK_IMAGES} - {"text"}))
-        decoding.check(given, str)
-        options = decoding.readable(options, self.model.causal)
+        # What does not fit is refused before an image is read.
+        sampling = Sampling(temperature, top_k, top_p, torch.Generator(self.device).manual_seed(seed))
+        decoding.checked(options, self.model.causal, sampling)
+        options = decoding.readable(options, self.model.causal) | {"sampling": sampling}
         images = as_list(images)
         if text is not None:
+            decoding.check_text(text, options.get("length"))
             options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length)
         if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
             options["blind"] = self._null_image(blind_images, images[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
             raise ValueError("blind_images changes nothing without a guidance_scale other than 1")
-        generator = torch.Generator(self.device).manual_seed(seed)
-        options["sampling"] = Sampling(temperature, top_k, top_p, generator)
         return [row for x in self.batches(images, batch_size) for row in self.decode(x, **options)]
 
     def caption(self, images: Images, **options) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..objectives.blocks import two_streams
-from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, in_few_sizes, pack_tokens
+from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, pack_tokens, pad_to_bucket
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder, TextKV
 from .interface import ImageKV, TokenLogits
@@ -38,7 +38,7 @@ class CaptionLogits:
         valid = torch.arange(int(lengths.max())) < lengths[:, None]  # [R, L]
         place = torch.arange(valid.numel()).view_as(valid)  # [R, L] into the text, packed like its tokens
         # A CUDA graph serves one size. Captions of many lengths are rounded up to few sizes.
-        packed = pack_tokens(place, valid, causal) if graphs is None or valid.all() else in_few_sizes(
+        packed = pack_tokens(place, valid, causal) if graphs is None or valid.all() else pad_to_bucket(
             pack_tokens(place, valid, causal, LENGTH_MULTIPLE))
         self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
         # For each position of [R, L], the packed token whose hidden state predicts it.

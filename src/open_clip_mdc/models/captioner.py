@@ -34,26 +34,22 @@ class Captioner(OpenCLIPSeam, CaptionReader):
     def __init__(self, embed_dim: int | None, vision_cfg: CLIPVisionCfg | dict[str, Any],
                  text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
                  quick_gelu: bool = False, cast_dtype: torch.dtype | None = None, vq_cfg: dict[str, Any] | None = None):
-        """Build both towers.
+        """Build both towers. `vq_cfg` (vq.VQCfg) makes the encoder a `VQTower`.
 
-        Args: those of OpenCLIP's model classes. `embed_dim` must be None or the encoder's width (else ValueError), as
-        nothing is projected. `vq_cfg` (vq.VQCfg) makes the encoder a `VQTower`.
+        Raises ValueError unless `embed_dim` is None or the encoder's width, as nothing is projected.
         """
         super().__init__()
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
         self.caption_cfg = CaptionCfg(**caption_cfg) if isinstance(caption_cfg, dict) else caption_cfg
         self.objective = OBJECTIVES[self.caption_cfg.objective]
-
         self.visual = towers.build(vision_cfg, quick_gelu, cast_dtype, vq_cfg, vars(self.caption_cfg))
         self.image_width = image_width = self.tower.width
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
-
         steps = STEPS if self.caption_cfg.time_embedding else None
         self.text = TextDecoder(text_cfg, image_width, quick_gelu, cast_dtype, steps)
-        self.context_length = text_cfg.context_length
-        self.vocab_size = text_cfg.vocab_size
+        self.context_length, self.vocab_size = text_cfg.context_length, text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and self.objective.order == "any"  # others predict EOT
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
         # What stands for a masked patch token. Zeros draw no random numbers, so other weights start as without it.
@@ -79,8 +75,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         # A VQTower puts its [MASK] where the position is added. Elsewhere a vector takes the token's place.
         if masked is None or self.tower.has_mask and not self.caption_cfg.condition_zeros:
             return self.patch_tokens(self.visual, image, masked)
-        if tokens is None:
-            tokens = self.patch_tokens(self.visual, image)
+        tokens = self.patch_tokens(self.visual, image) if tokens is None else tokens
         masked = masked[:, :tokens.shape[1], None]  # [B, P, 1]. patch_dropout leaves fewer tokens
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 
@@ -145,12 +140,8 @@ class Captioner(OpenCLIPSeam, CaptionReader):
             token_nll, captions = self.objective.forward(self, image_embs, captions)
         else:
             token_nll = self.token_nll(image_embs, captions)
-        output = {
-            "token_nll": token_nll,
-            "token_weight": captions.predicted.weight,
-            "num_target": captions.num_target,
-            "logit_scale": self.logit_scale,
-        }
+        output = {"token_nll": token_nll, "token_weight": captions.predicted.weight,
+                  "num_target": captions.num_target, "logit_scale": self.logit_scale}
         if self.length_head is not None:
             num_target = captions.num_target.view(len(image_embs), -1)[:, 0]  # [B], the same in all rows of an image
             output["length_nll"] = length_nll(self.length_head(image_embs), num_target)

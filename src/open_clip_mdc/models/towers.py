@@ -160,11 +160,11 @@ class Tower:
         self.module.lock(unlocked_groups=unlocked_groups)
 
     def keep_locked(self) -> None:
-        """Put a locked tower in eval mode, and in a free one each locked BatchNorm, or all if it `keeps_statistics`."""
+        """Put a locked tower in eval mode, and in a free one each locked BatchNorm, or all with `freeze_bn_stats`."""
         if not any(p.requires_grad for p in self.core.parameters()):
             self.core.eval()
             return
-        kept = getattr(self.module, "keeps_statistics", False)  # of a pretrained tower, see integration/image_rates.py
+        kept = getattr(self.module, "freeze_bn_stats", False)  # of a pretrained tower, see integration/image_rates.py
         for layer in self.core.modules():
             if getattr(layer, "running_var", None) is not None and (
                     kept or layer.weight is not None and not layer.weight.requires_grad):

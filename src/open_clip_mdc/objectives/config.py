@@ -53,4 +53,4 @@ class CaptionCfg:
     @property
     def default_uncond(self) -> str:
         """Return the default unconditional branch of guidance, the one that the model was trained with."""
-        return "masked" if self.condition_drop else "blind"
+        return "masked_image" if self.condition_drop else "null_image"

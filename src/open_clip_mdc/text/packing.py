@@ -142,7 +142,7 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
                   sight if sight is None else each_tensor(sight, lambda x: resized(x, length)))
 
 
-def in_few_sizes(packed: Packed) -> Packed:
+def pad_to_bucket(packed: Packed) -> Packed:
     """Repeat the last token, at its own place, until N is a size that recurs: at most 8 lie between two powers of 2."""
     count = len(packed.token)
     multiple = max(LENGTH_MULTIPLE, 2 ** (count.bit_length() - 4))
