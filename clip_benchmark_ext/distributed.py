@@ -5,12 +5,15 @@ Batches are those of a single process, so the result is the same to the last dig
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from open_clip_mdc.progress import progress_bar
+
+Result = TypeVar("Result")
 
 
 def start(device_type: str) -> None:
@@ -55,6 +58,12 @@ def merge(numbered: list[tuple[int, object]]) -> list:
         parts = [None] * size
         dist.all_gather_object(parts, numbered)
     return [result for _, result in sorted((x for part in parts for x in part), key=lambda x: x[0])]
+
+
+def gathered(numbered: Iterator[tuple[int, Result]]) -> Iterator[Result]:
+    """Yield the results of all processes in the order of their batches, one of each process at a time."""
+    while found := merge(list(islice(numbered, 1))):
+        yield from found
 
 
 def everywhere(condition: bool) -> bool:

@@ -142,3 +142,10 @@ class Job(NamedTuple):
             from .datasets import corruptions
             transform = Compose([corruptions.parse(self.flags.corruption), transform])
         return self.load(self.args.split, transform)
+
+    def load_splits(self, batches: DataLoader) -> dict[str, DataLoader]:
+        """Return the batches of "train", "val" if it is given, and "test". Raises ValueError if classes differ."""
+        names = {"train": self.args.train_split, "val": self.args.val_split}
+        loaders = {split: self.load(name) for split, name in names.items() if name is not None} | {"test": batches}
+        foreign_datasets.check_classes({split: loader.dataset for split, loader in loaders.items()})
+        return loaders

@@ -8,15 +8,17 @@ Dimensions: B images of a batch, N images, P patches, D width.
 import itertools
 import json
 import os
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import metadata
+from typing import BinaryIO
 
+import numpy as np
 import torch
 from open_clip.transformer import VisionTransformer
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
@@ -26,7 +28,7 @@ from open_clip_mdc.data.fingerprint import hash_values, text_of
 from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.models.towers import tower
 
-from .distributed import everywhere, merge, own_batches
+from .distributed import everywhere, gathered, own_batches
 from .flags import FEATURES
 from .results import precision
 
@@ -72,25 +74,58 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str | torch.device, amp: bool,
-                     desc: str = "features") -> tuple[Tensor, Tensor]:
+                     desc: str = "features", folder: str | None = None) -> tuple[Tensor, Tensor]:
     """Encode the (images, targets) batches of a loader: features [N, D] and targets [N], on the CPU.
 
-    Each batch is encoded by one process. Raises ValueError if the loader is empty, or a feature is not finite.
+    Each batch is encoded by one process. Both are in files of `folder` without a name, and are mapped into memory.
+    Raises ValueError if the loader is empty, or a feature is not finite.
     """
     device = torch.device(device)
-    encoded = []
-    for i, (images, target) in own_batches(dataloader, desc):
-        with torch.autocast(device.type, enabled=amp):
-            batch = encode(images.to(device, non_blocking=True)).cpu()
-        if not batch.isfinite().all():
-            advice = ": try --no_amp" if amp else ""
-            raise ValueError(f"{desc}: the image encoder gave NaN or infinity{advice}")
-        encoded.append((i, (batch, torch.as_tensor(target))))
-    encoded = merge(encoded)
-    if not encoded:
-        raise ValueError(f"{desc}: the data set is empty")
-    features, targets = zip(*encoded, strict=True)
-    return torch.cat(features), torch.cat(targets)
+
+    def encoded() -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        for i, (images, target) in own_batches(dataloader, desc):
+            with torch.autocast(device.type, enabled=amp):
+                batch = encode(images.to(device, non_blocking=True)).cpu()
+            if not batch.isfinite().all():
+                raise ValueError(f"{desc}: the image encoder gave NaN or infinity" + ": try --no_amp" * amp)
+            yield i, (batch, torch.as_tensor(target))
+
+    def mapped(file: BinaryIO, like: Tensor) -> Tensor:
+        file.flush()
+        content = torch.from_numpy(np.memmap(file, mode="c"))  # the map outlives the file
+        return content.view(like.dtype).unflatten(0, (-1, *like.shape[1:]))
+
+    # Targets too, as small tensors in memory would keep the system from taking back the batches between them.
+    with tempfile.TemporaryFile(dir=folder) as features, tempfile.TemporaryFile(dir=folder) as targets:
+        batch = ()
+        for batch in gathered(encoded()):
+            for file, part in zip((features, targets), batch, strict=True):
+                file.write(part.contiguous().view(torch.uint8).numpy())
+        if not batch:
+            raise ValueError(f"{desc}: the data set is empty")
+        return mapped(features, batch[0]), mapped(targets, batch[1])
+
+
+class Rows:
+    """Rows of features that stay where they are, on disk or in another `Rows`, until some are asked for."""
+
+    def __init__(self, *parts: tuple["Tensor | Rows", Tensor]):
+        """Take features [n, D] and row numbers [R] in them, of one part behind the other."""
+        self.parts = [features for features, _ in parts]
+        self.part = torch.cat([torch.full_like(rows, number) for number, (_, rows) in enumerate(parts)])
+        self.row = torch.cat([rows for _, rows in parts])
+        self.shape, self.dtype = (len(self.row), *self.parts[0].shape[1:]), self.parts[0].dtype
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Return the features [B, D] of places [B]."""
+        part, row = self.part[index], self.row[index]
+        found = torch.empty(len(index), *self.shape[1:], dtype=self.dtype)
+        for number, features in enumerate(self.parts):
+            found[part == number] = features[row[part == number]]
+        return found
 
 
 def cache_key(model: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
@@ -151,18 +186,16 @@ def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note:
 
 
 def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
-    # Read in one go, as safe_open opens the file twice, and another run may replace it in between.
-    with open(path, "rb") as file:
-        data = file.read()
+    """Return features [N, D], mapped into memory, and targets [N]. Raises ValueError for a file of something else."""
     try:
-        tensors = load(data)
+        with safe_open(path, "pt") as file:
+            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
-    metadata = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
-    if tensors.keys() != {"features", "targets"} or metadata.get("checksum") != hash_values(
+    if tensors.keys() != {"features", "targets"} or about.get("checksum") != hash_values(
             tensors["features"], tensors["targets"]):
         raise ValueError(f"{path} is damaged (its checksum is wrong)")
-    if metadata.get("key") != _json(key):
+    if about.get("key") != _json(key):
         raise ValueError(f"{path} holds features of another model or data set")
     return tensors["features"], tensors["targets"]
 

@@ -10,6 +10,7 @@ import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -24,23 +25,33 @@ from .distributed import everywhere, merge, own_batches
 Encode = Callable[[Tensor], dict[str, Tensor]]  # images [B, 3, H, W] -> tensors [B, ...]
 
 
+MOST_OPEN = 256  # files that are mapped at once, as Linux allows a process 65,530 maps
+
+
 class TokenCache:
     """The tensors of a split, by name. Targets are class ids, long [N], or N masks, uint8 [height, width]."""
 
     def __init__(self, files: list[Path]):
-        self.files, self.parts = files, list(map(read_tensors, files))
-        lengths = [len(next(x for name, x in part.items() if not name.startswith("mask."))) for part in self.parts]
+        self.files = files
+        self.part = lru_cache(MOST_OPEN)(lambda number: read_tensors(files[number]))
+        lengths = [len(next(x for name, x in self.part(number).items() if not name.startswith("mask.")))
+                   for number in range(len(files))]
         self.ends = list(itertools.accumulate(lengths))
 
     def __len__(self) -> int:
         return self.ends[-1]
 
     def names(self) -> Iterable[str]:
-        return self.parts[0].keys()
+        return self.part(0).keys()
 
     def column(self, name: str) -> Tensor:
         """Return a tensor of all images, [N, ...], read into memory."""
-        return torch.cat([part[name] for part in self.parts])
+        first = self.part(0)[name]
+        column = first.new_empty(len(self), *first.shape[1:])
+        for number, end in enumerate(self.ends):
+            own = self.part(number)[name]
+            column[end - len(own):end] = own
+        return column
 
     def rows(self, name: str, which: Iterable[int]) -> Tensor:
         """Return a tensor of the images `which`, float32 [R, ...], read from disk."""
@@ -56,8 +67,8 @@ class TokenCache:
             yield which, self.rows(name, which)
 
     def _place(self, row: int) -> tuple[dict[str, Tensor], int]:
-        part = bisect_right(self.ends, row)
-        return self.parts[part], int(row) - (self.ends[part - 1] if part else 0)
+        number = bisect_right(self.ends, row)
+        return self.part(number), int(row) - (self.ends[number - 1] if number else 0)
 
 
 def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str | torch.device, amp: bool,

@@ -63,7 +63,8 @@ def need_images(row: dict, name: str, folder: Path, cases: list) -> None:
     """Raise FileNotFoundError, with one message for all, if images are missing, and ValueError if there are no rows."""
     if not cases:
         raise ValueError(f"{name}: {row['file']} has no rows")
-    missing = {path for path in {path for case in cases for path in case.images} if not path.is_file()}
+    files = {path for case in cases for path in case.images if not isinstance(path, Cell)}
+    missing = {path for path in files if not path.is_file()}
     if missing:
         count = sum(not missing.isdisjoint(case.images) for case in cases)
         raise FileNotFoundError(f"{name}: {count} of {len(cases)} rows have no image, as {len(missing)} files are "

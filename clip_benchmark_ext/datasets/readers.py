@@ -1,8 +1,18 @@
 """Read the official files of the compositionality data sets, by their rows in datasets.json.
 
 A row says where the annotation file and the images are, and how to get them. It names one of FORMS, by which the file
-is read, and one of CASES, the function that makes cases of an entry of the file. With `columns` instead, it names the
-fields of an entry.
+is read, unless the file's suffix says it. Its `columns` name the fields of an entry that hold
+
+    images      names of images. If need be `digits` are filled up with 0, `suffix` is added, and `flat` leaves out
+                folders
+    captions    captions, the right ones first, or one field with a list of them
+    right       not a field but the number of right captions, if there are more than one
+    answer      the place of the right caption, if it is not the first
+    group, tag  what the official metric averages over (a list is one group), or a tag that an entry may lack
+    key         the name of the case
+    box         the part of the image to show: fields of this name with x, y, w and h in pixels behind it
+
+`fields` names the cells of entries that are lists. `case` is one of CASES, for what columns cannot say.
 """
 import csv
 import io
@@ -50,21 +60,16 @@ class Entry:
     """An entry of an annotation file, and the folder of its images."""
 
     key: str | int  # or its number
-    content: dict | list
+    content: dict
     path: Path  # of the file
     folder: Path
     row: dict  # the data set's, of datasets.json
 
-    def value(self, name: str, kind: type | tuple[type, ...]):
-        return entry_value(self.content, name, kind, self.path, self.key)
+    def value(self, name: str, *kinds: type):
+        return entry_value(self.content, name, kinds, self.path, self.key)
 
-    def texts(self, *names: str) -> list[str]:
-        return [self.value(name, str) for name in names]
-
-    def case(self, images: list[str], captions: list[str], group: str | None = None, key: str | None = None,
-             **more) -> Case:
-        found = tuple(inside(self.folder, image, self.path, self.key) for image in images)
-        return Case(str(self.key if key is None else key), found, tuple(captions), group or self.row["group"], **more)
+    def inside(self, image: str | Cell) -> Path | Cell:
+        return image if isinstance(image, Cell) else inside(self.folder, image, self.path, self.key)
 
     def refused(self, problem: str) -> ValueError:
         return ValueError(f"{self.path}, row {self.key}: {problem}")
@@ -74,7 +79,7 @@ class Entry:
 
 
 def json_entries(path: Path, row: dict) -> Iterator[tuple[str | int, object]]:
-    content = read_json(path, *row.get("holds", ["list"]))
+    content = read_json(path, "list", "dict")
     return iter(content.items() if isinstance(content, dict) else enumerate(content))
 
 
@@ -82,160 +87,142 @@ def csv_entries(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
     return enumerate(csv.DictReader(io.StringIO(read_text(path))))
 
 
-def csv_pairs(path: Path, row: dict) -> Iterator[tuple[int, tuple]]:
-    """Return every two rows behind the header together."""
-    _, *rows = (cells for cells in csv.reader(io.StringIO(read_text(path))) if cells)
+def csv_pairs(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
+    """Return every two rows behind the header as one entry. The captions get the official prompt of MMVP-VLM."""
+    _, *rows = ([cell.strip() for cell in cells] for cells in csv.reader(io.StringIO(read_text(path))) if cells)
     if len(rows) % 2 or any(len(cells) != 3 for cells in rows):
         raise ValueError(f"{path} should have a header and an even number of rows: number, visual pattern, statement")
-    return enumerate(zip(rows[::2], rows[1::2], strict=True))
+    for number, pair in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+        entry = {"key": pair[0][0], "pattern": pair[0][1]}
+        for place, (image, _, statement) in enumerate(pair):
+            entry |= {f"image_{place}": f"{entry['pattern']}/{image}", f"caption_{place}": f"a photo of {statement}"}
+        yield number, entry
 
 
-FORMS: dict[str, Callable] = {"json": json_entries, "json lines": lambda path, row: read_json_lines(path),
-                              "csv": csv_entries, "csv pairs": csv_pairs}
+def parquet_entries(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+    """Return the rows of all tables that have the file's name, as Hugging Face stores them. Images stay there."""
+    images = row["columns"]["images"]
+    for table in sorted(path.parent.glob(row["file"])):
+        try:
+            with pq.ParquetFile(table) as file:
+                texts = [name for name in file.schema_arrow.names if name not in images]
+                groups = [file.read_row_group(group, texts).to_pylist() for group in range(file.num_row_groups)]
+        except (pa.ArrowException, OSError) as problem:
+            raise ValueError(f"{table} is damaged: fetch it again ({problem})") from problem
+        for group, entries in enumerate(groups):
+            for number, entry in enumerate(entries):
+                cells = {name: Cell(table, group, number, name) for name in images}
+                yield f"{table.name}#{group}.{number}", entry | cells
+
+
+FORMS: dict[str, Callable] = {".json": json_entries, ".jsonl": lambda path, row: read_json_lines(path),
+                              ".csv": csv_entries, ".parquet": parquet_entries, "csv pairs": csv_pairs}
 
 
 # ---- from an entry to its cases
 
 
 def by_columns(entry: Entry) -> list[Case]:
-    columns = entry.row["columns"]
-    found = entry.texts(*columns["images"], *columns["captions"])
-    images, captions = found[:len(columns["images"])], found[len(columns["images"]):]
-    if columns.get("flat"):  # names of images are paths elsewhere
-        images = [PurePosixPath(image).name for image in images]
-    key, group = (entry.content.get(columns.get(name)) for name in ("key", "group"))
-    return [entry.case(images, captions, group and str(group), key, right=columns.get("right", 1))]
-
-
-def visual_genome(entry: Entry) -> list[Case]:
-    """Read ARO's VG-Relation and VG-Attribution, a true and a false caption per image crop."""
-    image, true, false = entry.texts("image_path", "true_caption", "false_caption")
-    left, upper, width, height = (round(entry.value(f"bbox_{side}", (int, float))) for side in "xywh")
-    if width <= 0 or height <= 0:
-        raise entry.refused(f"an empty box, {width} x {height} pixels")
-    if entry.row["subset"] == "vg_relation":
-        (group,) = entry.texts("relation_name")
+    columns, box = entry.row["columns"], None
+    images = [image_name(entry.value(name, str, int, Cell), columns) for name in columns["images"]]
+    captions = columns["captions"]
+    if isinstance(captions, str):
+        captions = list(entry.value(captions, list))
+        if wrong := [caption for caption in captions if not isinstance(caption, str)]:
+            raise entry.refused(f"a caption is {wrong[0]!r}, not a text")
     else:
-        attributes = entry.value("attributes", list)
-        if len(attributes) != 2:
-            raise entry.refused(f"'attributes' should have two entries, not {len(attributes)}")
-        group = f"{attributes[0]}_{attributes[1]}"
-    return [entry.case([image], [true, false], group, box=(left, upper, left + width, upper + height))]
+        captions = [entry.value(name, str) for name in captions]
+    if "answer" in columns:
+        place = str(entry.value(columns["answer"], str, int)).strip()
+        if place not in map(str, range(len(captions))):
+            raise entry.refused(f"{columns['answer']} is {place!r}, not 0 to {len(captions) - 1}")
+        captions.insert(0, captions.pop(int(place)))
+    group = entry.value(columns["group"], str, list) if "group" in columns else \
+        entry.content.get(columns.get("tag"), entry.row["group"])
+    if "box" in columns:
+        left, upper, width, height = (round(entry.value(f"{columns['box']}{side}", int, float)) for side in "xywh")
+        if width <= 0 or height <= 0:
+            raise entry.refused(f"an empty box, {width} x {height} pixels")
+        box = left, upper, left + width, upper + height
+    return [Case(str(entry.content.get(columns.get("key"), entry.key)), tuple(map(entry.inside, images)),
+                 tuple(captions), "_".join(map(str, group)) if isinstance(group, list) else str(group), box,
+                 columns.get("right", 1))]
 
 
-def winoground(entry: Entry) -> list[Case]:
-    """Read Winoground, two captions of the same words: huggingface.co/datasets/facebook/winoground (gated)."""
-    first, second, *captions = entry.texts("image_0", "image_1", "caption_0", "caption_1")
-    images = [image if PurePosixPath(image).suffix else f"{image}.png" for image in (first, second)]
-    return [entry.case(images, captions, str(entry.content.get("collapsed_tag", "winoground")),
-                       entry.content.get("id"))]
+def image_name(image: str | int | Cell, columns: dict) -> str | Cell:
+    if isinstance(image, Cell):
+        return image
+    name = str(image).zfill(columns.get("digits", 0))
+    name = name if PurePosixPath(name).suffix else name + columns.get("suffix", "")
+    return PurePosixPath(name).name if columns.get("flat") else name
 
 
 def valse(entry: Entry) -> list[Case]:
-    """Read VALSE, a caption and a foil per image, of rows that two of three annotators confirmed (as in its README)."""
-    votes = entry.value("mturk", dict)
-    if entry_value(votes, "caption", int, entry.path, f"{entry.key}, mturk") < 2:
-        return []
-    image, *captions = entry.texts("image_file", "caption", "foil")
-    return [entry.case([image], captions)]
+    """Return VALSE's rows that two of three annotators confirmed (as in its README)."""
+    votes = entry_value(entry.value("mturk", dict), "caption", int, entry.path, f"{entry.key}, mturk")
+    return by_columns(entry) if votes >= 2 else []
 
 
-def whatsup(entry: Entry) -> list[Case]:
-    """Read What'sUp, captions that say where something is, the right one first: github.com/amitakamath/whatsup_vlms."""
-    group = None
-    if entry.row["controlled"]:
-        image, captions = PurePosixPath(*entry.texts("image_path")).name, entry.value("caption_options", list)
-        parts = PurePosixPath(image).stem.split("_")  # two objects and their relation, such as mug_left_of_plate
-        if len(parts) < 3:
-            raise entry.refused(f"{image!r} does not name two objects and their relation")
-        group = f"{parts[0]} {parts[1]} {parts[-1]}"
-    else:
-        content = entry.content
-        image, *captions = content if isinstance(content, list) and len(content) == 3 else (None, None)
-        image = f"{str(image).zfill(12) if entry.row['photos'] == 'val2017' else image}.jpg"
-    if len(captions) < 2 or not all(isinstance(caption, str) for caption in captions):
-        raise entry.refused(f"{entry.content!r} has no image with a right caption and wrong ones")
-    return [entry.case([image], captions, group)]
+def named_places(entry: Entry) -> list[Case]:
+    """Group What'sUp's photographs by the two objects and their relation in a file's name, mug_left_of_plate."""
+    (case,) = by_columns(entry)
+    parts = case.images[0].stem.split("_")
+    if len(parts) < 3 or len(case.captions) < 2:
+        raise entry.refused(f"{case.images[0].name} with {len(case.captions)} captions names no two objects and their "
+                            "relation, or has no wrong caption")
+    return [replace(case, group=f"{parts[0]} {parts[1]} {parts[-1]}")]
 
 
-def negbench(entry: Entry) -> list[Case]:
-    """Read NegBench, multiple choice among captions with and without negation: github.com/m1k2zoo/negbench."""
-    image, kind, place, *captions = entry.texts("image_path", "correct_answer_template", "correct_answer",
-                                                *(f"caption_{number}" for number in range(4)))
-    if place.strip() not in ("0", "1", "2", "3"):
-        raise entry.refused(f"correct_answer is {place!r}, not 0 to 3")
-    captions.insert(0, captions.pop(int(place)))
-    return [entry.case([PurePosixPath(image).name], captions, kind)]
-
-
-def cola(entry: Entry) -> list[Case]:
-    """Read COLA's multi-object pairs, [image, caption, image, caption]: github.com/arijitray1993/COLA."""
-    cells = entry.content
-    if not isinstance(cells, list) or len(cells) != 4 or not all(isinstance(cell, str) for cell in cells):
-        raise entry.refused(f"{cells!r} is not [image, caption, image, caption]")
-    return [entry.case([PurePosixPath(image).name for image in cells[::2]], cells[1::2])]
-
-
-def mmvp_vlm(entry: Entry) -> list[Case]:
-    """Read MMVP-VLM, every two rows of Questions.csv as a case: huggingface.co/datasets/MMVP/MMVP_VLM."""
-    pattern = entry.content[0][1].strip()
-    images = [f"{pattern}/{number.strip()}.jpg" for number, _, _ in entry.content]
-    # The official prompt.
-    captions = [f"a photo of {statement.strip()}" for _, _, statement in entry.content]
-    return [entry.case(images, captions, pattern, entry.content[0][0])]
-
-
-def nlvr(entry: Entry) -> list[Case]:
-    """Read the folder nlvr/dev or nlvr/test of github.com/lil-lab/nlvr, labelled sentences with six images each."""
-    sentence, identifier, label = entry.texts("sentence", "identifier", "label")
+def permutations(entry: Entry) -> list[Case]:
+    """Return a case for each image of a statement of NLVR, which is true or false of all of them."""
+    sentence, identifier, label = (entry.value(name, str) for name in ("sentence", "identifier", "label"))
     if label.lower() not in ("true", "false"):
         raise entry.refused(f"label is {label!r}, not true or false")
     start = f"{entry.content.get('directory')}/{entry.row['subset']}-{identifier}"
-    return [entry.case([f"{start}-{k}.png"], [sentence], sentence, f"{identifier}-{k}",
-                       right=int(label.lower() == "true")) for k in range(PERMUTATIONS)]
+    return [Case(f"{identifier}-{k}", (entry.inside(f"{start}-{k}.png"),), (sentence,), sentence,
+                 right=int(label.lower() == "true")) for k in range(PERMUTATIONS)]
 
 
 def each_caption(entry: Entry) -> list[Case]:
-    (image,) = entry.texts("image")
-    captions = entry.value("caption", list)
-    for caption in captions:
-        if not isinstance(caption, str):
-            raise entry.refused(f"a caption is {caption!r}, not a text")
-    return [entry.case([image], [caption], key=f"{image}#{number}") for number, caption in enumerate(captions)]
+    (case,) = by_columns(entry)
+    return [replace(case, key=f"{case.key}#{number}", captions=(caption,))
+            for number, caption in enumerate(case.captions)]
 
 
 CASES: dict[str, Callable[[Entry], list[Case]]] = {function.__name__: function for function in (
-    by_columns, visual_genome, winoground, valse, whatsup, negbench, cola, mmvp_vlm, nlvr, each_caption)}
+    by_columns, valse, named_places, permutations, each_caption)}
 
 
 # ---- from a name and a folder to all cases
 
 
-def read(name: str, root: Path, choose: Callable = lambda entries, *_: (entries, {"cases_left_out": 0}),
-         **_) -> Read:
+def read(name: str, root: Path, choose: Callable = lambda entries, *_: (entries, {}), **_) -> Read:
     """Return the cases of a row of datasets.json, and facts.
 
     `choose` takes the entries, the path and the subset, and returns the entries to read, and facts.
     """
     row = selection_row(name)
     path = find(row, name, root)
-    folder = image_folder(row, name, path)
-    entries, facts = choose(FORMS[row.get("form", "json")](path, row), path, row["subset"])
-    cases, make = [], CASES[row.get("case", "by_columns")]
-    empty = 0
+    folder, fields = image_folder(row, name, path), row.get("fields")
+    entries, facts = choose(FORMS[row.get("form", path.suffix)](path, row), path, row["subset"])
+    cases, make, empty = [], CASES[row.get("case", "by_columns")], 0
     for key, content in entries:
+        if fields:
+            if not isinstance(content, list) or len(content) != len(fields):
+                raise ValueError(f"{path}, row {key}: {content!r} is not [{', '.join(fields)}]")
+            content = dict(zip(fields, content, strict=True))
         found = make(Entry(key, content, path, folder, row))
         cases += found
         empty += not found
     need_images(row, name, folder, cases)
-    return cases, facts | ({"rows_not_validated": empty} if make is valse else {})
+    return cases, {"cases_left_out": 0} | facts | ({"rows_not_validated": empty} if make is valse else {})
 
 
 def with_images(entries: Iterator[tuple[str, dict]], path: Path, subset: str) -> tuple[Iterator, dict]:
     """Restrict SugarCrepe to the rows of `rows_with_image.json` ({subset: [keys]}) beside it, if there is one."""
     selection, rows = path.with_name("rows_with_image.json"), dict(entries)
     if not selection.is_file():
-        return iter(rows.items()), {"cases_left_out": 0}
+        return iter(rows.items()), {}
     keys = entry_value(read_json(selection, "dict"), subset, list, selection, "the file")
     if unknown := [key for key in keys if key not in rows]:
         raise ValueError(f"{selection} names rows that {path} does not have, such as {unknown[0]!r}")
@@ -258,27 +245,5 @@ def word_order(name: str, root: Path, perturbations: str | Path | None = None, t
     return cases, {**facts, "perturbations": str(perturbations), "perturbations_sha256": sha256}
 
 
-def bivlc(name: str, root: Path, **_) -> Read:
-    """Read BiVLC's Parquet tables, whose cells hold the images: huggingface.co/datasets/imirandam/BiVLC."""
-    row = selection_row(name)
-    tables, cases = sorted(find(row, name, root).parent.glob(row["file"])), []
-    for table in tables:
-        try:
-            with pq.ParquetFile(table) as file:
-                groups = [file.read_row_group(number, columns=["caption", "negative_caption", "type"]).to_pylist()
-                          for number in range(file.num_row_groups)]
-        except (pa.ArrowException, OSError) as problem:
-            raise ValueError(f"{table} is damaged: fetch it again ({problem})") from problem
-        for group, entries in enumerate(groups):
-            for number, values in enumerate(entries):
-                *captions, kind = (entry_value(values, field, str, table, f"{group}.{number}")
-                                   for field in ("caption", "negative_caption", "type"))
-                images = tuple(Cell(table, group, number, column) for column in ("image", "negative_image"))
-                cases.append(Case(f"{table.name}#{group}.{number}", images, tuple(captions), kind))
-    if not cases:
-        raise ValueError(f"{name}: {tables[0]} has no rows")
-    return cases, {"cases_left_out": 0}
-
-
 READERS: dict[str, Callable[..., Read]] = {  # (name, root, perturbations=, tagger=)
-    "read": read, "sugar_crepe": partial(read, choose=with_images), "word_order": word_order, "bivlc": bivlc}
+    "read": read, "sugar_crepe": partial(read, choose=with_images), "word_order": word_order}

@@ -40,7 +40,6 @@ NO_SPICE_MODELS = ("its language models are missing: run `python -m pycocoevalca
 # Time limits of a Java program, to start and per caption with its references.
 START_SECONDS, CAPTION_SECONDS = 600, 2
 
-
 Scored = tuple[float, Sequence[float] | None]
 
 

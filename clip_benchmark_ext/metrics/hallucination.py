@@ -56,24 +56,19 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 
     Shares over no words are left out.
     """
-    columns = {name: ([], []) for name in ("hallucinating_captions", "hallucinated_words", "repeated_words",
-                                           "exact_match", *(f"recall_{kind}" for kind in KINDS))}
-
-    def add(name: str, count: float, of: float = 1) -> None:
-        columns[name][0].append(count / of if of else 0.0)
-        columns[name][1].append(float(of))
-
+    rows = []  # of each image, a count and the number that it is a share of
     for image, caption in captions.items():
         mine, texts = named(caption), references[image]
         true = {kind: set().union(*(named(text)[kind] for text in texts)) for kind in KINDS}
         false = sum(len(mine[kind] - true[kind]) for kind in ("nouns", "colours"))
-        add("hallucinating_captions", float(false > 0))
-        add("hallucinated_words", false, len(mine["nouns"]) + len(mine["colours"]))
-        for kind in KINDS:
-            add(f"recall_{kind}", len(mine[kind] & true[kind]), len(true[kind]))
-        add("repeated_words", repeated_words(caption))
-        add("exact_match", float(normal(caption) in set(map(normal, texts))))
-    return weighted_means(columns)
+        rows.append({
+            "hallucinating_captions": (false > 0, 1),
+            "hallucinated_words": (false, len(mine["nouns"]) + len(mine["colours"])),
+            "repeated_words": (repeated_words(caption), 1),
+            "exact_match": (normal(caption) in map(normal, texts), 1),
+            **{f"recall_{kind}": (len(mine[kind] & true[kind]), len(true[kind])) for kind in KINDS}})
+    return weighted_means({name: ([count / of if of else 0.0 for count, of in column], [float(of) for _, of in column])
+                           for name in rows[0] if (column := [row[name] for row in rows])})
 
 
 def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:

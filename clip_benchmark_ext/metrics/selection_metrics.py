@@ -48,12 +48,13 @@ Dimensions: N cases, I images of a case, C captions of a case.
 import json
 import logging
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ..datasets.readers import Case
 
@@ -143,10 +144,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
             numbers |= {f"{name}_{kind}": _mean(share(text, image)[kinds == kind])
                         for name, share in metric.shares.items() for kind in sorted(set(kinds))}
         for name, key in metric.together.items():
-            sets = defaultdict(list)
-            for case, outcome in zip(cases, text, strict=True):
-                sets[key(case)].append(outcome == 1)
-            numbers[name] = _mean([all(outcomes) for outcomes in sets.values()])
+            numbers[name] = _mean(pd.Series(text == 1).groupby(pd.Series(list(map(key, cases)))).all())
         metrics |= {name if name in OF_ALL_ROWS else f"{name}{suffix}": number for name, number in numbers.items()}
         if same_words.any():
             metrics[f"same_words_acc{suffix}"] = _mean(text[same_words] == 1)
@@ -210,23 +208,16 @@ ATTRIBUTES = Metric({}, groups=lambda sizes: {group for group, count in sizes.it
 
 
 def _grouped(groups: Callable, correct: np.ndarray, cases: Sequence[Case]) -> dict:
-    found = group_accuracies(correct, cases)
-    kept = groups({group: count for group, (_, count) in found.items()})
-    means, counts = zip(*(found[group] for group in found if group in kept), strict=True) if kept else ((), ())
-    sizes = {"groups": len(means), "cases_in_groups": sum(counts)}
-    if not kept:
+    found = pd.Series(correct).groupby(pd.Series([case.group for case in cases])).agg(["mean", "count"])
+    found = found[found.index.isin(groups(dict(found["count"])))]
+    sizes = {"groups": len(found), "cases_in_groups": int(found["count"].sum())}
+    if found.empty:
         reason = f"the official average keeps none of these {len(cases)} cases"
         logging.warning("text_acc is missing: %s", reason)
         return {**dict.fromkeys(("text_acc", "text_acc_macro", "text_acc_micro")), "text_acc_missing": reason, **sizes}
+    means, counts = found["mean"].to_numpy(), found["count"].to_numpy()
     macro, micro = _mean(means), float(np.average(means, weights=counts))
     return {"text_acc": macro, "text_acc_macro": macro, "text_acc_micro": micro, **sizes}
-
-
-def group_accuracies(correct: Sequence[bool], cases: Sequence[Case]) -> dict[str, tuple[float, int]]:
-    groups = defaultdict(list)
-    for case, is_correct in zip(cases, correct, strict=True):
-        groups[case.group].append(bool(is_correct))
-    return {group: (_mean(values), len(values)) for group, values in sorted(groups.items())}
 
 
 def _outcome(array: np.ndarray, right: int = 1) -> int:

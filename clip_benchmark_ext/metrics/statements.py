@@ -6,10 +6,10 @@
     consistency_debiased    share of sentences that are judged right for all of their images
     majority            accuracy of always giving the more frequent answer
 """
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from sklearn.metrics import roc_auc_score
 
 from ..datasets.readers import Case
@@ -26,10 +26,8 @@ def statement_metrics(scores: Mapping[str, Sequence], cases: Sequence[Case]) -> 
         if 0 < true.mean() < 1:
             metrics[f"auc{suffix}"] = float(roc_auc_score(true, score))
         if row == "debiased":
-            right, sentences = (score > 0) == true, defaultdict(list)
-            for case, outcome in zip(cases, right, strict=True):
-                sentences[case.group].append(outcome)
-            metrics["text_acc_debiased"] = float(right.mean())
-            metrics["consistency_debiased"] = float(np.mean([all(outcomes) for outcomes in sentences.values()]))
+            right = (score > 0) == true
+            of_sentences = pd.Series(right).groupby(pd.Series([case.group for case in cases])).all()
+            metrics |= {"text_acc_debiased": float(right.mean()), "consistency_debiased": float(of_sentences.mean())}
             items["values"]["text_acc_debiased"] = right.astype(int).tolist()
     return metrics, items

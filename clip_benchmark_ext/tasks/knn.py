@@ -11,10 +11,11 @@ from torch import Tensor
 
 KS = (10, 20, 100, 200)
 TEMPERATURE = 0.07
+COSINES = 2 ** 27  # at once, 512 MB
 
 
 def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
-              temperature: float = TEMPERATURE, chunk: int = 1024) -> dict[str, Tensor]:
+              temperature: float = TEMPERATURE, chunk: int | None = None) -> dict[str, Tensor]:
     """Return the votes of the test images, float [N, C], by name ("knn10", ...).
 
     Args:
@@ -22,10 +23,12 @@ def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tup
         labels: their class ids.
         test: test features, [N, D].
         ks: numbers of neighbours. Those above the number of training images are left out.
+        chunk: test images at once, by default at most 1,024 with COSINES to all training images.
     """
     ks = tuple(k for k in ks if k <= len(train))
     if not ks:
         return {}
+    chunk = chunk or max(1, min(1024, COSINES // len(train)))
     train, parts = F.normalize(train.float(), dim=-1), {k: [] for k in ks}
     for features in F.normalize(test.float(), dim=-1).split(chunk):
         cosine, nearest = (features @ train.T).topk(max(ks), dim=1)

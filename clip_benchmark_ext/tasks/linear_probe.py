@@ -10,10 +10,10 @@ Dimensions: N images, D width, C classes.
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import balanced_accuracy_score, classification_report
@@ -25,8 +25,7 @@ from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.progress import progress_bar
 
 from ..evaluation_job import Job
-from ..features import cache_key, cached_features, default_feature, extract_features, feature_fn
-from ..foreign_datasets import check_classes
+from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn
 
 
 def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
@@ -63,7 +62,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
         features, targets = data["train"]
         for split, part in zip(
                 ("train", "val"), random_split(range(len(targets)), [1 - val_proportion, val_proportion]), strict=True):
-            data[split] = features[part.indices], targets[part.indices]
+            rows = torch.tensor(part.indices)
+            data[split] = Rows((features, rows)), targets[rows]
     torch.empty(len(data), dtype=torch.int64).random_()
     probe, result = probe_features(data, fewshot_k, batch_size, lr, epochs, seed, device, amp, verbose,
                                    getattr(loaders["test"].dataset, "classes", None))
@@ -75,16 +75,17 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     return result
 
 
-def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch_size: int, lr: float, epochs: int,
-                   seed: int, device: str | torch.device, amp: bool, verbose: bool = False,
+def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int, batch_size: int, lr: float,
+                   epochs: int, seed: int, device: str | torch.device, amp: bool, verbose: bool = False,
                    names: Sequence[str] | None = None) -> tuple[torch.nn.Linear, dict]:
     """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
     With a split "val" the weight decay is chosen on it, and the final training uses it too, unless few-shot. Returns
     the classifier, and the same metrics as `evaluate`.
     """
-    rows = choose_rows(data["train"][1], fewshot_k)
-    train_data = tuple(tensor[rows] for tensor in data["train"])
+    features, targets = data["train"]
+    rows = choose_rows(targets, fewshot_k)
+    train_data = Rows((features, rows)), targets[rows]
     num_classes = 1 + max(int(data[split][1].max()) for split in data if split != "test")
     settings = dict(lr=lr, epochs=epochs, batch_size=batch_size, amp=amp, device=device, seed=seed)
 
@@ -101,7 +102,8 @@ def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch
         weight_decay = best_weight_decay(validation_accuracy)
         if fewshot_k < 0:
             # The whole training set, with val. In few-shot that would be more than k images per class.
-            train_data = tuple(torch.cat(pair) for pair in zip(train_data, data["val"], strict=True))
+            features, targets = zip(train_data, data["val"], strict=True)
+            train_data = Rows(*((x, torch.arange(len(x))) for x in features)), torch.cat(targets)
 
     probe = train(*train_data, num_classes, weight_decay, **settings)
     features, targets = data["test"]
@@ -126,7 +128,7 @@ def probe_features(data: dict[str, tuple[Tensor, Tensor]], fewshot_k: int, batch
 
 
 def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
-                 device: str | torch.device, folder: str, note: str) -> dict[str, tuple[Tensor, Tensor]]:
+                 device: str | torch.device, folder: str, note: str) -> dict[str, tuple[Tensor | Rows, Tensor]]:
     model.eval().to(device)
     encode = feature_fn(model, kind)
     model_key = fingerprint(model)
@@ -136,7 +138,7 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
 
         def extract(split: str = split, loader: DataLoader = loader) -> tuple[Tensor, Tensor]:
             scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
-            return extract_features(scale, loader, device, amp, desc=f"{split} features")
+            return extract_features(scale, loader, device, amp, f"{split} features", folder)
 
         data[split] = cached_features(folder, key, extract, note)
         targets = data[split][1]
@@ -150,21 +152,17 @@ def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
     order = torch.randperm(len(targets))
     if fewshot_k < 0:
         return order
-    taken, rows = Counter(), []
-    for row, target in zip(order.tolist(), targets[order].tolist(), strict=True):
-        if taken[target] < fewshot_k:
-            taken[target] += 1
-            rows.append(row)
-    scarce = {c: n for c, n in sorted(taken.items()) if n < fewshot_k}
-    if scarce:
-        c, n = next(iter(scarce.items()))
+    classes = pd.Series(targets[order].numpy())
+    counts = classes.value_counts().sort_index()
+    scarce = counts[counts < fewshot_k]
+    if len(scarce):
         raise ValueError(
-            f"insufficient data: {len(scarce)} of {len(taken)} classes have fewer than {fewshot_k} training images "
-            f"(class {c} has {n}): give a smaller --fewshot_k")
-    return torch.tensor(rows)
+            f"insufficient data: {len(scarce)} of {len(counts)} classes have fewer than {fewshot_k} training images "
+            f"(class {scarce.index[0]} has {scarce.iloc[0]}): give a smaller --fewshot_k")
+    return order[classes.groupby(classes).head(fewshot_k).index.to_numpy()]
 
 
-def train(features: Tensor, targets: Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
+def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
           batch_size: int, amp: bool, device: str | torch.device, seed: int) -> torch.nn.Linear:
     """Train a linear classifier of features [N, D] with AdamW and a cosine schedule from `lr` to 0, without warm-up.
 
@@ -191,11 +189,12 @@ def train(features: Tensor, targets: Tensor, num_classes: int, weight_decay: flo
 
 
 @torch.no_grad()
-def predict(probe: torch.nn.Linear, features: Tensor, batch_size: int, amp: bool,
+def predict(probe: torch.nn.Linear, features: Tensor | Rows, batch_size: int, amp: bool,
             device: str | torch.device) -> Tensor:
     device = torch.device(device)
     with torch.autocast(device.type, enabled=amp):
-        return torch.cat([probe(rows.to(device, torch.float32)).float().cpu() for rows in features.split(batch_size)])
+        return torch.cat([probe(features[rows].to(device, torch.float32)).float().cpu()
+                          for rows in torch.arange(len(features)).split(batch_size)])
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
@@ -232,12 +231,8 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
 
 
 def run(job: Job, batches: DataLoader) -> dict:
-    args, splits = job.args, {"train": job.load(job.args.train_split)}
-    if args.val_split is not None:
-        splits["val"] = job.load(args.val_split)
-    splits["test"] = batches
-    check_classes({split: loader.dataset for split, loader in splits.items()})
-    return evaluate(job.model, splits, job.flags.feature, args.feature_root, args.fewshot_k, args.batch_size,
-                    args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common, normalize=args.normalize,
-                    val_proportion=args.val_proportion, verbose=args.verbose, save_probe=job.flags.save_probe,
-                    note=f"{args.model} {args.pretrained} {args.dataset}")
+    args = job.args
+    return evaluate(job.model, job.load_splits(batches), job.flags.feature, args.feature_root, args.fewshot_k,
+                    args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common,
+                    normalize=args.normalize, val_proportion=args.val_proportion, verbose=args.verbose,
+                    save_probe=job.flags.save_probe, note=f"{args.model} {args.pretrained} {args.dataset}")

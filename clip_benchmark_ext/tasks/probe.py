@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.models.towers import tower
 
 from ..evaluation_job import Job
+from ..features import Rows
 from ..token_cache import Encode, TokenCache
 from . import heads
 from .knn import knn_votes
@@ -55,10 +56,12 @@ def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float |
 def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, dict[str, Tensor]]:
     """Return the weight decay of the linear probe, and the classes [N] that k-NN and the linear probe predict."""
     args, labels, targets = job.args, splits.learn.column("targets"), splits.test.column("targets")
-    learn, test = (F.normalize(cache.column(name), dim=-1) if args.normalize else cache.column(name)
-                   for cache in (splits.learn, splits.test))
-    data = {"train": (learn[splits.train], labels[splits.train]), "val": (learn[splits.val], labels[splits.val]),
-            "test": (test, targets)}
+    learn, test = splits.learn.column(name), splits.test.column(name)
+    if args.normalize:
+        for features in (learn, test):
+            F.normalize(features, dim=-1, out=features)
+    data = {"train": (Rows((learn, splits.train)), labels[splits.train]),
+            "val": (Rows((learn, splits.val)), labels[splits.val]), "test": (test, targets)}
     torch.manual_seed(args.seed)
     linear, about = probe_features(data, -1, args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed,
                                    **job.common)

@@ -10,7 +10,6 @@ from open_clip_mdc.data.fingerprint import fingerprint
 from .. import token_cache
 from ..evaluation_job import Job
 from ..features import cache_key
-from ..foreign_datasets import check_classes
 from ..token_cache import Encode, TokenCache
 
 HELD_OUT = 0.1  # share of the training images, if there is no validation split
@@ -27,11 +26,7 @@ class Splits(NamedTuple):
 
 def load_splits(job: Job, batches: DataLoader, encode: Encode, kind: str) -> Splits:
     """Return the splits, after encoding by `encode` what is not cached. `kind` names the features in the cache key."""
-    args, loaders = job.args, {"train": job.load(job.args.train_split)}
-    if args.val_split is not None:
-        loaders["val"] = job.load(args.val_split)
-    loaders["test"] = batches
-    check_classes({split: loader.dataset for split, loader in loaders.items()})
+    args, loaders = job.args, job.load_splits(batches)
     towers = "".join(map(fingerprint, (job.model.trained, job.model.untrained)))
     caches = {}
     for split, loader in loaders.items():

@@ -105,7 +105,8 @@ def test_file_names_that_lead_out_of_the_folder_are_refused(tmp_path, filename):
 
 @pytest.mark.parametrize("content, message", [
     ("{", "is not JSON"),
-    ("[]", "should hold a JSON dict"),
+    ("3", "should hold a JSON list or dict"),
+    ("[]", "has no rows"),
     ('{"0": {"filename": "x.png", "caption": "a"}}', "row 0: 'negative_caption' is missing"),
     ("{}", "has no rows"),
 ])

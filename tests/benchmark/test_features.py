@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from clip_benchmark.datasets.builder import build_dataset
 from conftest import SHARED, needs_data
 from open_clip.model import CLIP
+from safetensors.torch import save as serialised
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import Normalize
 
 from clip_benchmark_ext.features import (
+    Rows,
     cache_key,
     cached_features,
     describe_data,
@@ -27,7 +29,7 @@ from clip_benchmark_ext.features import (
     load_features,
     save_features,
 )
-from open_clip_mdc.data.fingerprint import fingerprint
+from open_clip_mdc.data.fingerprint import fingerprint, hash_values
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1)
@@ -196,6 +198,60 @@ def test_whatever_changes_the_features_misses_the_cache(tmp_path):
         assert fetch(tmp_path, **{"model": model, "loader": loader} | change)[2] == 3, change
         assert fetch(tmp_path, **{"model": model, "loader": loader} | change)[2] == 0, change
     assert len(list(tmp_path.iterdir())) == 1 + len(changes)
+
+
+PEAK = """
+import re, sys, torch
+from pathlib import Path
+from torch.utils.data import DataLoader
+from clip_benchmark_ext import features
+
+def peak(bytes, start=None):
+    if start is None:
+        Path("/proc/self/clear_refs").write_text("5")  # the highest is the current one
+    name = "VmRSS" if start is None else "VmHWM"
+    number = 1024 * int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+    return number if start is None else (number - start) / bytes
+
+rows, key = [(torch.full((2 ** 16,), float(i)), i) for i in range(4)], {"split": "test"}
+loader, size = DataLoader(rows * 256, batch_size=4), 2 ** 28
+features.extract_features(torch.abs, [next(iter(loader))], "cpu", False)
+path, start = features.feature_path(sys.argv[1], key), peak(size)
+features.save_features(path, key, *features.extract_features(torch.abs, loader, "cpu", False, folder=sys.argv[1]))
+print(peak(size, start))
+start = peak(size)
+found, targets = features.load_features(path, key)
+print(peak(size, start))
+assert targets.tolist() == found[:, -1].tolist() == [0, 1, 2, 3] * 256
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no Linux")
+def test_extracting_writing_and_reading_features_takes_no_more_memory_than_the_features(tmp_path):
+    found = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert [share for share in map(float, found.stdout.split()) if share > 1.2] == []
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_features_kept_by_earlier_versions_are_read(tmp_path):
+    """They wrote safetensors with this metadata in one piece."""
+    key, x, targets = {"split": "test"}, torch.randn(5, 3).bfloat16(), torch.arange(5)
+    path = Path(feature_path(str(tmp_path), key))
+    path.write_bytes(serialised({"features": x, "targets": targets}, {
+        "key": '{"split": "test"}', "checksum": hash_values(x, targets), "note": "a model"}))
+    features, found = load_features(str(path), key)
+    assert torch.equal(features, x) and torch.equal(found, targets)
+
+
+def test_rows_of_parts_are_those_of_the_parts_behind_each_other():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(5, 3, generator=generator), torch.randn(4, 3, generator=generator)
+    first, second, third = torch.tensor([4, 0, 2]), torch.tensor([3, 1]), torch.tensor([1, 1, 0])
+    rows = Rows((a, first), (Rows((b, second)), third))
+    whole = torch.cat((a[first], b[second][third]))
+    assert len(rows) == 6 and rows.shape == whole.shape
+    for places in (torch.tensor([5, 0, 3, 0]), torch.arange(6), torch.tensor([2])):
+        assert torch.equal(rows[places], whole[places])
 
 
 def flip_last_bit(path):

@@ -259,10 +259,10 @@ def test_the_numbers_of_each_kind_are_the_metrics_of_its_cases():
 
 @pytest.mark.parametrize("name, file, old, new, words", [
     ("sugar_crepe_pp/swap_obj", "swap_obj.json", "caption2", "caption3", "row 0: 'caption2' is missing"),
-    ("whatsup/coco_qa_one_obj", "coco_qa_one_obj.json", "[[0, ", "[[0, 0, ", "row 0: .* has no image with a right"),
+    ("whatsup/coco_qa_one_obj", "coco_qa_one_obj.json", "[[0, ", "[[0, 0, ", "row 0: .* is not .image, right, wrong"),
     ("negbench/coco", "COCO_val_mcq_llama3.1_rephrased.csv", "png,0,", "png,4,", "row 0: correct_answer is '4'"),
     ("cola", "COLA_multiobjects_matching_benchmark.json", '.jpg", "', '.jpg", 1, "',
-     "row 0: .* is not .image, caption"),
+     "row 0: .* is not .image_0, caption_0"),
     ("mmvp_vlm", "Questions.csv", "1,Orientation", "1,..", "refused the file name '../1.jpg'"),
     ("nlvr/dev", "dev.json", '"true"', '"maybe"', "row 0: label is 'maybe'"),
 ])

@@ -16,7 +16,6 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from safetensors.torch import save as serialised
 from torch import Tensor
 
 from .files import check_readable, new_file
@@ -181,8 +180,8 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
     """Write a safetensors file that appears once it is complete. Raises OSError that names it."""
     with new_file(path) as partial:
         try:
-            partial.write_bytes(serialised(tensors, metadata))
-        except OSError as problem:
+            save_file(tensors, partial, metadata)
+        except (OSError, SafetensorError) as problem:
             raise OSError(f"{path} cannot be written: {problem}") from problem
 
 
