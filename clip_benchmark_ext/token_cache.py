@@ -41,9 +41,6 @@ class TokenCache:
     def __len__(self) -> int:
         return self.ends[-1]
 
-    def names(self) -> Iterable[str]:
-        return self.part(0).keys()
-
     def column(self, name: str) -> Tensor:
         """Return a tensor of all images, [N, ...], read into memory."""
         first = self.part(0)[name]

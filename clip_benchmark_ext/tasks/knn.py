@@ -11,7 +11,7 @@ from torch import Tensor
 
 KS = (10, 20, 100, 200)
 TEMPERATURE = 0.07
-COSINES = 2 ** 27  # at once, 512 MB
+COSINES = 2 ** 27  # at once, 512 MB, which bounds the test images of a chunk
 
 
 def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
@@ -23,7 +23,6 @@ def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tup
         labels: their class ids.
         test: test features, [N, D].
         ks: numbers of neighbours. Those above the number of training images are left out.
-        chunk: test images at once, by default at most 1,024 with COSINES to all training images.
     """
     ks = tuple(k for k in ks if k <= len(train))
     if not ks:

@@ -105,7 +105,7 @@ def run(job: Job, batches: DataLoader) -> dict:
         if found.ndim != 1 or found.is_floating_point():
             raise ValueError(f"a probe needs one class id per image, not targets {list(found.shape)}")
     classes = 1 + int(max(labels.max(), targets.max()))
-    layers = sum(name.startswith("layer.") for name in splits.test.names())
+    layers = sum(name.startswith("layer.") for name in splits.test.part(0))
     rows = {"": f"layer.{layers}", **{f"layer_{n}/": f"layer.{n}" for n in range(1, layers)},
             "untrained/": "untrained", "pixels/": "pixels"}
     metrics: dict = {"feature": kind, "layers": layers, "held_out": len(splits.val), "images": len(targets),

@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 15_985, 88),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.2),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44.1),
-    "tests": (("tests",), 24_700, 185.5),
+    "tests": (("tests",), 24_760, 185.8),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
