@@ -20,8 +20,8 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_075, 27.2),
-    "src": (("src",), 15_985, 88),
+    "the heart": (HEART, 5_080, 27.2),
+    "src": (("src",), 15_995, 88),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.2),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44.1),
     "tests": (("tests",), 24_760, 185.8),

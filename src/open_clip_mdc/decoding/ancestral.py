@@ -41,17 +41,16 @@ def by_ancestral(model: Captioner, network: Network, text: Tensor, options: Unma
 def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, steps: int | None = None,
             forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
             device: torch.device | str | None = None) -> Decoded:
-    """Fill in every [MASK] of the text by ancestral sampling. Given tokens stay as they are.
+    """Fill in every [MASK] by ancestral sampling, with a bidirectional network that is given the step.
 
     `sampling` applies to p(x_0 | x_t). Masking and replacement are random at any temperature. A replacement can be any
     id, also EOT, so lengths come from `valid`. It is drawn again later. After the last step no mask, no replacement and
     no forbidden id is left.
 
     Args:
-        network: bidirectional, and given the step.
         text: long [R, L], mask_id at the tokens to fill in.
         valid: bool [R, L], False at padding.
-        steps: number of steps. None is the schedule's T.
+        steps: None is the schedule's T.
         forbidden: ids that p(x_0 | x_t) must not choose. The rest is not renormalised.
         device: the network's device, by default the text's.
 
@@ -63,8 +62,8 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
         text, valid, torch.tensor(forbidden, dtype=torch.long), torch.tensor(grid)))
     free = text == mask_id(size)
     u = torch.rand(text.shape, dtype=torch.float64, device=text.device, generator=generator)
-    # A token is masked at t where u < mask_t. All times are counted at once, as the host waits for the device here.
-    masked = free & (u < schedule.mask[at].view(-1, 1, 1))  # [steps + 1, R, L]
+    # [steps + 1, R, L]. A token is masked at t where u < mask_t. All times are counted at once, as the host waits here.
+    masked = free & (u < schedule.mask[at].view(-1, 1, 1))
     counts = torch.cat((valid.sum(1), masked.sum((1, 2)), torch.stack((free.sum(), (free & ~valid).sum())))).tolist()
     lengths, num_masked, (num_free, misplaced) = counts[:len(text)], counts[len(text):-2], counts[-2:]
     if misplaced:
@@ -86,6 +85,7 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
             continue
         now = torch.full((len(text),), t, device=text.device)
         log_p = token_logits(text, places, now).log_softmax(1).index_fill(1, forbidden, -torch.inf)
+        # [M], the tokens that stand there, [MASK] or a replacement, and their posterior [M, V + 1].
         old = text.take(places)
         posterior = log_posterior(truncate(log_p, sampling).log_softmax(1).to(log_p.dtype), old, *(
             torch.full_like(places, time) for time in (s, t)), schedule)

@@ -43,7 +43,8 @@ def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMap
 
 def _maps_of_one(model: Captioner, image_embs: Tensor, text: Tensor, step: Tensor) -> WordMaps:
     position = (step >= 0).nonzero().squeeze(1)
-    texts = text.expand(len(position), -1)  # [M, L], for each chosen token the caption as the decoder read it then
+    # [M, L], for each chosen token the caption as the decoder read it then.
+    texts = text.expand(len(position), -1)
     if not model.causal:  # a causal decoder does not see later tokens anyway
         texts = texts.masked_fill(step >= step[position, None], mask_id(model.vocab_size))
     rows, length = texts.shape

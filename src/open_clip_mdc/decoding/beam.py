@@ -45,7 +45,6 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
 
     A caption is finished when EOT is among the image's K best continuations. The search stops when no beam can overtake
     the best finished caption. As log-likelihoods only fall, this is exact.
-
     Returns SOT to EOT, then padding, [B, max_length + 2]. Lengths count the tokens between SOT and EOT.
     """
     check_lengths(min_length, max_length)
@@ -63,12 +62,14 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
 
     for length in range(1, max_length + 2):  # of captions that end at this step, with EOT
         log_probs = next_log_probs(step_logits, text, parent, vocab_size, min_length, max_length)
+        # [B, K * V], then the K best of an image: their beams (rows of `text`) and tokens, [B, K] each.
         total = (live[..., None] + log_probs.view(*live.shape, vocab_size)).flatten(1)
         score, choice = total.topk(min(num_beams, total.shape[1]))
         row = image[:, None] * live.shape[1] + choice // vocab_size
         token = choice % vocab_size
         ends = token == eot
 
+        # The best of those that end now, [B], replaces the image's best caption if it is better.
         ended, which = score.masked_fill(~ends, -torch.inf).max(1)
         better = (ended > best_score)[:, None]
         best_score = torch.maximum(best_score, ended)
@@ -77,8 +78,10 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
         best_text[:, :length + 1] = F.pad(text[last], (0, 1), value=eot).where(better, best_text[:, :length + 1])
         best_log_prob[:, :length + 1] = ended_log_prob.where(better, best_log_prob[:, :length + 1])
 
-        live = score.masked_fill(ends, -torch.inf)  # a beam that lost its place to an ended caption cannot overtake it
-        if (best_score >= live.amax(1)).all():  # the host waits for the device only here
+        # A beam that lost its place to an ended caption cannot overtake it.
+        live = score.masked_fill(ends, -torch.inf)
+        # The host waits for the device only here.
+        if (best_score >= live.amax(1)).all():
             break
         parent, newest = row.flatten(), token.flatten()
         text = torch.cat((text[parent], newest[:, None]), dim=1)

@@ -1,10 +1,9 @@
 """CLIP guidance: a CLIP model reweights tokens at each decoding step, or reranks finished captions.
 
-This is not in the paper. It tests a claim made elsewhere about masked diffusion captioners. At each step, each of the K
-most probable tokens of the revealed position is put into the caption, whose other masks are filled in with their most
-probable tokens. So CLIP reads whole captions only. A token's log p becomes log p + scale * log softmax_K(cos/0.01)
-(`confidence.reweigh`). ConZIC (Zeng et al. 2023) adds the two in this way, and MAGIC (Su et al. 2022) for a language
-model. Do not evaluate such captions by the same CLIP, as it chose them.
+This is not in the paper. At each step, each of the K most probable tokens of the revealed position is put into the
+caption, whose other masks are filled in with their most probable tokens. A token's log p becomes log p + scale * log
+softmax_K(cos/0.01) (`confidence.reweigh`), as in ConZIC (Zeng et al. 2023), and for language models in MAGIC (Su et al.
+2022). Do not evaluate such captions by the same CLIP, as it chose them.
 
 Dimensions: B images, R captions (R/B consecutive rows per image), M revealed tokens, K candidate tokens, L positions,
 E embedding width.

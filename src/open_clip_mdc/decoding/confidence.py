@@ -156,10 +156,9 @@ def by_confidence(model: Captioner, network: Network, text: Tensor, options: Unm
 def without_neighbours(log_prob: Tensor, text: Tensor, places: Tensor, words: Tensor) -> Tensor:
     """Return log p [M, V] without the words that stand revealed to the left and right of each place.
 
-    Two places may both want a word whose position is not settled ("a dog is is running"). The place that is revealed
-    first takes it, and the other one takes its next best. The rest is not renormalised, so that a place that wanted its
-    neighbour's word counts as unsure and comes late. Two things may stand twice in a row: digits ("11", "200"), and a
-    word that its place is SURE of although it sees its neighbour ("bye bye" of a model that has learnt it).
+    Two places may both want a word ("a dog is is running"). The first to be revealed takes it, the other one its next
+    best. The rest is not renormalised, so that such a place counts as unsure and comes late. Two things may stand twice
+    in a row: digits ("200"), and a word that its place is SURE of although it sees its neighbour ("bye bye").
 
     Args:
         text: long [R, L].
@@ -236,10 +235,9 @@ def tokenize_with_masks(tokenizer: Callable, templates: str | list[str], context
 def guided(conditional: Network, uncond: Network, scale: float, kl: list[Tensor] | None = None) -> Network:
     """Return a network with classifier-free guidance (Ho & Salimans 2022): uncond + scale * (conditional - uncond).
 
-    The networks are combined in log p(x_0). Scale 1 is the conditional model, 0 the unconditional one, and more than 1
-    follows the image more closely. `uncond` sees the null image, or an image with masked features (MC-Diffusion's
-    Masked Condition Strategy). This scale is MC-Diffusion's w as its text describes it. Its Definition 2 as printed,
-    w * uncond + (1 - w) * conditional, has scale 1 - w.
+    The networks are combined in log p(x_0). More than 1 follows the image more closely. `uncond` sees the null image,
+    or an image with masked features (MC-Diffusion's Masked Condition Strategy). This scale is MC-Diffusion's w as its
+    text describes it. Its Definition 2 as printed, w * uncond + (1 - w) * conditional, has scale 1 - w.
 
     Args: each call appends to `kl` the KL divergence of guided from conditional predictions, float32 [M], in nats.
     """

@@ -2,8 +2,7 @@
 
 The most probable caption may be unlike all other probable ones. Minimum Bayes risk takes the caption with the highest
 expected similarity to a caption from the model, estimated from samples. Similarity is that of CIDEr (Vedantam et al.
-2015): the cosine of two captions' n-gram counts, averaged over n = 1 to 4. CIDEr also gives rare n-grams more weight.
-This is left out, so that the choice does not depend on other images.
+2015), the cosine of n-gram counts averaged over n = 1 to 4, but without weights, which depend on other images.
 
 Dimensions: B images, S captions of each, R = B * S, L positions, N tokens of the longest caption, V vocabulary.
 """
@@ -22,13 +21,16 @@ def likeness(text: Tensor, length: Tensor) -> Tensor:
         text: long [S, N], tokens without SOT. Those from EOT on are ignored.
         length: number of tokens before EOT, long [S].
     """
-    equal = text[:, :, None, None] == text  # pairs of captions at pairs of positions, [S, N, S, N]
+    # [S, N, S, N], pairs of captions at pairs of positions.
+    equal = text[:, :, None, None] == text
     same, total = equal, torch.zeros(len(text), len(text), device=text.device)
     for n in range(1, 1 + min(LONGEST, text.shape[1])):
         if n > 1:
-            same = same[:, :-1, :, :-1] & equal[:, n - 1:, :, n - 1:]  # n-grams, by their first position
+            # Equal n-grams, by their first positions.
+            same = same[:, :-1, :, :-1] & equal[:, n - 1:, :, n - 1:]
         fits = torch.arange(same.shape[1], device=text.device) + n <= length[:, None]
-        product = (same & fits[:, :, None, None] & fits).sum((1, 3)).float()  # dot product of counts
+        # [S, S], the dot products of counts.
+        product = (same & fits[:, :, None, None] & fits).sum((1, 3)).float()
         norm = product.diagonal().sqrt()
         total += product / (norm[:, None] * norm).clamp_min(1)
     return total / LONGEST

@@ -69,7 +69,8 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
                          "give one each, or one for all")
     elif text is not None and not (text == eot_id(vocab_size)).any(-1).all():
         raise ValueError("a text to fill in has no EOT, which tells the model where the caption ends")
-    image_embs = model.encode_image_tokens(image)  # [B, P, D], once an image
+    # [B, P, D], once an image.
+    image_embs = model.encode_image_tokens(image)
 
     def network_of(image_embs: Tensor) -> Network:
         return partial(model.token_logits, model.text.project_image(image_embs), graphs=model.step_graphs)
@@ -93,7 +94,8 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
 
     if isinstance(options.length, int):
         return decode(torch.full((options.samples * len(image),), options.length))
-    log_prob = model.length_head.log_prob(image_embs)  # log p(N | image), [B, S]
+    # [B, S], log p(N | image).
+    log_prob = model.length_head.log_prob(image_embs)
     return LENGTHS[options.length](model, decode, log_prob, options)
 
 
@@ -157,7 +159,8 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
             unmask_images(model, image, options=wanted, guide=guide, **given)
         if rerank or select:
             value = guide.similarity(decoded.text) if rerank else agreement(decoded.text, samples, model.vocab_size)
-            best = value.view(-1, samples).argmax(1)  # the first of equals
+            # [B], the first of equals.
+            best = value.view(-1, samples).argmax(1)
             rows = best + samples * torch.arange(len(best), device=best.device)
             decoded = Decoded(*(part[rows] for part in decoded))
     finally:

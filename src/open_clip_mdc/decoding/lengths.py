@@ -29,9 +29,9 @@ def default_length(model: Captioner) -> int | str:
 def best_length(model: Captioner, decode: Callable[..., Decoded], log_prob: Tensor, options: Unmasking) -> Decoded:
     """Return each caption's best length N, by log p(N | image) + LENGTH_NORM * mean token log-probability.
 
-    The second term is the log-probability that the caption would have with LENGTH_NORM tokens. Unlike the plain sum it
-    is comparable over N. It is at most 0, so that a length without rivals, as of captions that are all alike, is the
-    only one that is decoded. Else the other likely ones follow as rows of one batch, as far as memory allows.
+    The second term is comparable over N, unlike the plain sum. It is at most 0, so that a length without rivals, as of
+    captions that are all alike, is the only one that is decoded. Else the others follow as rows of one batch, as far as
+    memory allows.
 
     Args:
         decode: takes lengths, long [R * k] on the CPU, -1 for none, and the most tokens. Returns captions [R * k, L].
@@ -41,7 +41,8 @@ def best_length(model: Captioner, decode: Callable[..., Decoded], log_prob: Tens
     prior, lengths = log_prob.repeat_interleave(options.samples, 0).topk(min(MAX_LENGTHS, log_prob.shape[1]))
     on_cpu, longest = lengths.cpu(), log_prob.shape[1] - 1
     first = decode(on_cpu[:, 0], longest)
-    value = prior[:, 0] + LENGTH_NORM * first.log_prob.sum(1) / lengths[:, 0]  # [R]
+    # [R], what the others have to beat with their priors.
+    value = prior[:, 0] + LENGTH_NORM * first.log_prob.sum(1) / lengths[:, 0]
     can_win = (prior[:, 1:] > value[:, None]).cpu()
     # [R, K - 1], or none.
     others = on_cpu[:, 1:].where(can_win, -1)[:, :(lengths.shape[1] - 1) * bool(can_win.any())]
@@ -67,5 +68,6 @@ def drawn_length(model: Captioner, decode: Callable[..., Decoded], log_prob: Ten
 def top_lengths(model: Captioner, decode: Callable[..., Decoded], log_prob: Tensor, options: Unmasking) -> Decoded:
     """Return captions of an image that have its likely lengths in turn, at least LIKELY as probable as the first."""
     value, found = log_prob.topk(min(MAX_LENGTHS, log_prob.shape[1]))
-    count = (value >= value[:, :1] + math.log(LIKELY)).sum(1, keepdim=True)  # [B, 1]
+    # [B, 1], how many are likely.
+    count = (value >= value[:, :1] + math.log(LIKELY)).sum(1, keepdim=True)
     return decode(found.gather(1, torch.arange(options.samples, device=count.device) % count).flatten().cpu())

@@ -24,6 +24,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = torch.full_like(logits, -torch.inf).scatter(1, index, kept)
     if sampling.top_p is not None:
         probability, index = logits.softmax(1).sort(dim=1, descending=True)
+        # [M, V], the sum of all more probable tokens. The token that passes top_p is kept.
         before = probability.cumsum(1) - probability
         logits = logits.masked_fill(
             torch.zeros_like(logits, dtype=torch.bool).scatter(1, index, before >= sampling.top_p), -torch.inf)
