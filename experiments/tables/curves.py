@@ -6,7 +6,7 @@ Rows are the checkpoints of the runs of Tables 1 and 2 on short captions, and of
 that learns later looks worse at any early checkpoint, so no claim is judged by these curves.
 """
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
@@ -68,28 +68,31 @@ def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> st
                              list(images_until(scale, cells, numbers).items())) + "\n")
 
 
-def draw_band(axes, points: dict[float, Collection[float]], label: str, colour: str) -> None:
-    """Draw the mean over seeds at each x, and a band from the lowest to the highest."""
-    if points:
-        low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
-        axes.plot(list(points), mean, marker="o", markersize=3, color=colour, label=label)
-        axes.fill_between(list(points), low, high, color=colour, alpha=0.2, linewidth=0)
+def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], cells: list[Cell],
+               numbers: list[dict[int, float]], x_of: Callable[[Cell], float], **settings) -> None:
+    """Draw a panel for each column, with the label of its axis, and in it a line for each objective.
 
-
-def plot(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+    A line is the mean over seeds at each x, and its band reaches from the lowest to the highest. Further arguments are
+    settings of all axes.
+    """
     from matplotlib.figure import Figure
-    columns = [PROBE, *(s.label for s in scale.selection), "CIDEr"]
-    images = scale.data[scale.alt].samples * scale.epochs
     figure = Figure(figsize=(3 * len(columns), 3), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
-        label = {PROBE: "probes, average, %", "CIDEr": column}.get(column, f"{column}, %")
-        axes.set(xlabel="images seen", ylabel=label)
-        axes.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
-        for number, objective in enumerate(OBJECTIVES):
-            draw_band(axes, {float(Fraction(cell.row.partition(", ")[2])) * images: by_seed.values()
-                             for cell, by_seed in zip(cells, numbers, strict=True)
-                             if cell.column == column and by_seed and cell.row.startswith(f"{objective},")},
-                      objective, f"C{number}")
+    for axes, (column, label) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
+        axes.set(ylabel=label, **settings)
+        for number, objective in enumerate(objectives):
+            points = {x_of(cell): by_seed.values() for cell, by_seed in zip(cells, numbers, strict=True)
+                      if cell.column == column and by_seed and cell.row.startswith(f"{objective},")}
+            if points:
+                low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
+                axes.plot(list(points), mean, marker="o", markersize=3, color=f"C{number}", label=objective)
+                axes.fill_between(list(points), low, high, color=f"C{number}", alpha=0.2, linewidth=0)
     if figure.axes[0].lines:
         figure.axes[0].legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=100)
+
+
+def plot(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+    columns = {PROBE: "probes, average, %", **{s.label: f"{s.label}, %" for s in scale.selection}, "CIDEr": "CIDEr"}
+    thousands = scale.data[scale.alt].samples * scale.epochs / 1000
+    draw_bands(path, columns, OBJECTIVES, cells, numbers,
+               lambda cell: float(Fraction(cell.row.partition(", ")[2])) * thousands, xlabel="thousands of images seen")

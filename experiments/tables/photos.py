@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
-from .curves import draw_band
+from .curves import draw_bands
 from .scale import Scale
 
 RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12", "auto")),
@@ -81,18 +81,10 @@ def note(cells: list[Cell], numbers: list[dict[int, float]]) -> str:
 
 
 def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
-    """Draw the columns of `epochs` over the number of epochs: the mean of the seeds, from the lowest to the highest."""
-    from matplotlib.figure import Figure
-    columns = [column for column in dict.fromkeys(cell.column for cell in cells) if column not in ("B@4", "METEOR")]
-    figure = Figure(figsize=(3 * len(columns), 3), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(columns)), columns, strict=True):
-        axes.set(xlabel="epochs", ylabel=column, xscale="log", xticks=EPOCHS, xticklabels=EPOCHS)
-        for colour, objective in enumerate(BEST):
-            draw_band(axes, {cell.run.epochs: by_seed.values() for cell, by_seed in zip(cells, numbers, strict=True)
-                             if cell.column == column and by_seed and cell.row.startswith(f"{objective},")},
-                      objective, f"C{colour}")
-    figure.axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=100)
+    """Draw the columns of `epochs` over the number of epochs."""
+    columns = {cell.column: cell.column for cell in cells if cell.column not in ("B@4", "METEOR")}
+    draw_bands(path, columns, BEST, cells, numbers, lambda cell: cell.run.epochs, xlabel="epochs", xscale="log",
+               xticks=EPOCHS, xticklabels=EPOCHS)
 
 
 TABLES = {"photos": photos, "towers": towers, "epochs": epochs}

@@ -2,6 +2,7 @@
 
     pytest tests/tools/test_mentions_world.py
 """
+import hashlib
 import json
 import math
 from collections import Counter
@@ -23,6 +24,12 @@ def drawn(world, count):
     return [mentions.draw_scene(world, world.rng("train", index)) for index in range(count)]
 
 
+def test_the_world_stays_what_it_was():
+    """Published numbers are about these scenes, in which a coin decides what is said first."""
+    scenes = [*drawn(World(), 60), *drawn(World(redundancy=0.0, first="shape"), 20)]
+    assert hashlib.sha256(repr(scenes).encode()).hexdigest()[:16] == "7821aa163cf3f978"
+
+
 @pytest.mark.parametrize("redundancy", [0.0, 0.5, 0.9, 1.0])
 def test_a_shape_is_its_colours_as_often_as_the_redundancy_says(redundancy):
     objects = [item for scene in drawn(World(redundancy=redundancy), 2000) for item in scene.objects]
@@ -33,18 +40,6 @@ def test_a_shape_is_its_colours_as_often_as_the_redundancy_says(redundancy):
         counts = Counter(getattr(item, said) for item in objects)
         assert counts.keys() == set(words)
         assert all(abs(n / len(objects) - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(objects)) for n in counts.values())
-
-
-def test_objects_of_a_scene_say_nothing_of_one_another():
-    pairs = Counter(tuple(item.colour for item in scene.objects) for scene in drawn(World(), 4000))
-    assert len(pairs) == 16 and all(abs(n - 250) < 5 * math.sqrt(250) for n in pairs.values())
-
-
-def test_a_coin_decides_what_is_said_first_of_a_scene_unless_told():
-    first = [scene.order == "colour" for scene in drawn(World(), 2000)]
-    assert abs(sum(first) - 1000) < 4 * math.sqrt(500)
-    for order in mentions.ORDERS:
-        assert {scene.order for scene in drawn(World(first=order), 50)} == {order}
 
 
 def test_scenes_of_another_redundancy_differ_in_shapes_alone():
