@@ -141,14 +141,6 @@ def test_the_trace_has_every_tokens_place_and_log_likelihood_and_costs_one_look_
         assert step == [-1, *range(end), *[-1] * (len(ids) - end - 1)]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 1}])
-def test_the_batch_does_not_change_an_images_caption(model, image, options):
-    together = generate(model, image, length=8, **options)
-    for i, row in enumerate(together):
-        alone = generate(model, image[i:i + 1], length=8, **options)[0]
-        assert words(row) == words(alone)
-
-
 def test_a_cappa_model_is_decoded_left_to_right(image):
     cappa = untrained_captioner("cappa")
     text, _ = searched(cappa, image, max_length=10)

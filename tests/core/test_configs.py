@@ -5,11 +5,9 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import run
 
 import open_clip_mdc
 from open_clip_mdc.integration import configs
-from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
 OLD = json.loads((Path(__file__).parent / "fixtures" / "configs_0.1.json").read_text())
 PREFIXES = ("MDC-", "ARC-", "CapPa-")
@@ -95,20 +93,6 @@ def test_a_base_that_a_user_adds_later_is_found(tmp_path):
     finally:
         open_clip.factory._MODEL_CONFIG_PATHS.remove(tmp_path)
         open_clip.factory._MODEL_CONFIGS = before
-
-
-def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_path):
-    """BERT of a base for which the paper has none, through the real command, and back by its run folder."""
-    name = "BERT-ViT-S-32-alt-r45"
-    assert name not in open_clip.list_models()
-    run("python", "-m", "open_clip_mdc.train", "--model", name, "--train-data", f"{scenes}/train/00000.tar",
-        "--train-num-samples", "16", "--dataset-type", "webdataset", "--batch-size", "8", "--epochs", "1",
-        "--force-image-size", "32", "--precision", "fp32", "--workers", "1", "--logs", str(tmp_path), "--name", "run",
-        fork=True)
-    from open_clip_mdc.integration import checkpoints
-    model, _, tokenizer = checkpoints.load(str(tmp_path / "run"))
-    assert isinstance(model, Captioner) and model.caption_cfg.t_min == model.caption_cfg.t_max == 0.45
-    assert model.visual.image_size == (32, 32) and model.vocab_size == tokenizer.vocab_size
 
 
 def test_slashes_in_a_name_are_read_as_openclip_reads_them():

@@ -42,10 +42,9 @@ def export(folder: Path, model_name: str = "MDC-ViT-Ti-8") -> Path:
 def test_weights_bring_the_preparation_of_images_that_lies_beside_them(tmp_path, caplog, capsys):
     """In Python and the tools, for captioners and CLIP, by a file of an export and a checkpoint of a run."""
     path = export(tmp_path / "export")
-    for model, *_ in (open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8", str(path))[::2],
-                                 checkpoints.load(str(path), "MDC-ViT-Ti-8"),
-                                 open_clip_mdc.create_model_and_transforms(
-                                     "MDC-ViT-Ti-8", pretrained_image=str(tmp_path / "export"))[::2]):
+    make = open_clip_mdc.create_model_and_transforms
+    for model, *_ in (make("MDC-ViT-Ti-8", str(path)), checkpoints.load(str(path), "MDC-ViT-Ti-8"),
+                      make("MDC-ViT-Ti-8", pretrained_image=str(tmp_path / "export"))):
         assert {name: model.visual.preprocess_cfg[name] for name in TOLD} == TOLD
     path = export(tmp_path / "clip", "ViT-Ti-8")
     clip = clip_models.load("ViT-Ti-8", str(path))

@@ -226,20 +226,17 @@ def refusal(base: str, source, **options) -> str:
 
 
 def test_what_does_not_fit_is_one_line_that_names_the_first_difference(tmp_path):
-    clip = open_clip.create_model("tiny-wide")
-    torch.save(clip.state_dict(), tmp_path / "wide.pt")
-    said = refusal("tiny", tmp_path / "wide.pt")
-    assert f"--pretrained-image {tmp_path / 'wide.pt'} does not fit the image tower of MDC-tiny: its " in said
-    assert "is [64], here [32]" in said and said.endswith(". Give weights of the same encoder")
-    save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), tmp_path / "test_resnet.safetensors")
-    said = refusal("tiny", tmp_path / "test_resnet.safetensors")
-    assert "it lacks class_embedding and" in said and said.endswith(". Give weights of the same encoder")
-    torch.save({**clip.visual.state_dict(), "register": torch.ones(1)}, tmp_path / "more.pt")
-    said = refusal("tiny-wide", tmp_path / "more.pt")
-    assert said.endswith("it has too much register. Give weights of the same encoder")
-    nothing = {name: x for name, x in clip.state_dict().items() if not name.startswith("visual.ln_post")}
-    torch.save(nothing, tmp_path / "less.pt")
-    assert "it lacks ln_post.weight and 1 more" in refusal("tiny-wide", tmp_path / "less.pt")
+    clip, path = open_clip.create_model("tiny-wide"), tmp_path / "w.pt"
+    for base, state, words in (
+            ("tiny", clip.state_dict(), "is [64], here [32]"),
+            ("tiny", timm.create_model("test_resnet", num_classes=0).state_dict(), "it lacks class_embedding and"),
+            ("tiny-wide", {**clip.visual.state_dict(), "register": torch.ones(1)}, "it has too much register. "),
+            ("tiny-wide", {name: x for name, x in clip.state_dict().items() if not name.startswith("visual.ln_post")},
+             "it lacks ln_post.weight and 1 more")):
+        torch.save(state, path)
+        said = refusal(base, path)
+        assert words in said and said.endswith(". Give weights of the same encoder")
+        assert said.startswith(f"--pretrained-image {path} does not fit the image tower of MDC-{base}: ")
 
 
 def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused(tmp_path):

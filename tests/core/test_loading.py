@@ -264,16 +264,15 @@ def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_sav
     path = tmp_path / "results.jsonl"
     hooks.forget_from(1, path)
     assert not path.exists()
-    rows = [f'{{"nelbo": {n}.5, "epoch": {n}}}\n' for n in (1, 2, 3)]
-    without = ['{"imagenet-zeroshot-val-top1": 0.5}\n']  # upstream's own, of a run without --val-data
-    for text, epoch, kept in [("".join(rows), 4, rows), ("".join(rows), 2, rows[:1]), ("".join(rows), 1, []),
-                              ("".join(rows)[:-5], 3, rows[:2]), (rows[0] + "\0\0", 2, rows[:1]), ("[]\n", 1, []),
-                              ("".join(without * 2), 3, without * 2), ("".join(without + rows), 2, without + rows[:1])]:
+    one, two, three = (f'{{"nelbo": {n}.5, "epoch": {n}}}\n' for n in (1, 2, 3))
+    own = '{"imagenet-zeroshot-val-top1": 0.5}\n'  # upstream's, of a run without --val-data
+    for text, epoch, kept in [(one + two + three, 4, one + two + three), (one + two + three, 2, one), (one, 1, ""),
+                              (one + two + three[:-5], 3, one + two), (one + "\0\0", 2, one), ("[]\n", 1, ""),
+                              (own + own, 3, own + own), (own + one + two, 2, own + one)]:
         path.write_text(text)
         caplog.clear()
         hooks.forget_from(epoch, path)
-        assert path.read_text() == "".join(kept)
-        assert bool(caplog.records) == (text[-2:] != "}\n")
+        assert path.read_text() == kept and bool(caplog.records) == (text[-2:] != "}\n")
 
 
 def test_zero_shot_results_of_clip_are_kept_and_said_once_an_epoch(tmp_path, monkeypatch):

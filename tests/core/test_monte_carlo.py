@@ -5,8 +5,11 @@ import math
 import numpy as np
 import pytest
 from conftest import images
+from hypothesis import given
+from hypothesis import strategies as st
 from likelihoods import MASK, log_probs, random_captions, read
 from scipy.special import stdtrit
+from strategies import examples
 
 from open_clip_mdc.likelihood import draws as drawing
 from open_clip_mdc.likelihood import log_likelihood as scoring
@@ -82,22 +85,18 @@ def test_a_single_draw_does_not_claim_to_know_its_error(mdc):
     assert found.standard_error.isinf().all() and (found.draws == 1).all()
 
 
-@pytest.mark.parametrize("size, draws", [(8, 16), (24, 16), (40, 16), (12, 8), (10, 16), (77, 16), (3, 7), (14, 1024)])
-def test_every_mask_count_is_expected_equally_often(size, draws):
-    samples = [np.bincount(drawing.systematic_sample(size, draws, k), minlength=size) for k in range(size)]
-    assert (sum(samples) == draws).all()
-    assert all(sample.max() - sample.min() <= 1 for sample in samples)
-
-
-@pytest.mark.parametrize("num_tokens, num_samples", [(7, 1024), (12, 1024), (20, 1024), (20, 50), (77, 64)])
-def test_draws_are_within_budget_and_without_replacement_where_they_can_be(num_tokens, num_samples):
-    draws = drawing.draw_masks(num_tokens, num_samples)
+@examples(60)
+@given(st.integers(1, 77), st.integers(1, 1024))
+def test_draws_are_within_budget_each_count_as_often_and_without_replacement_where_they_can_be(size, budget):
+    samples = [np.bincount(drawing.systematic_sample(size, budget, k), minlength=size) for k in range(size)]
+    assert (sum(samples) == budget).all() and all(np.ptp(sample) <= 1 for sample in samples)
+    draws = drawing.draw_masks(size, budget)
     counts = draws.hidden.sum(1)
-    assert len(counts) <= num_samples and (draws.stratum == counts - 1).all()
-    for n in range(1, num_tokens + 1):
+    assert len(counts) <= budget and (draws.stratum == counts - 1).all()
+    for n in range(1, size + 1):
         of_count = draws.hidden[counts == n]
-        if math.comb(num_tokens, n) <= 16 * len(of_count):
-            assert len(np.unique(of_count, axis=0)) == len(of_count)  # without replacement
+        if math.comb(size, n) <= 16 * len(of_count):
+            assert len(np.unique(of_count, axis=0)) == len(of_count)
 
 
 @pytest.mark.parametrize("interval, counts", [((0.5, 1.0), (3, 4, 5, 6)), ((0.3, 0.6), (2, 3)), ((0.55, 0.6), (4,)),

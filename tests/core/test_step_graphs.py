@@ -7,8 +7,6 @@ import torch
 from captured import Capture, Graph, emulate, memory
 from conftest import VOCAB, images, tiny_captioner
 from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_clip_mdc.data.fingerprint import fingerprint
@@ -17,7 +15,6 @@ from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.models import step_graphs
 from open_clip_mdc.models.precision import with_cast_blocks
 from open_clip_mdc.models.step_graphs import StepGraphs
-from open_clip_mdc.text.packing import each_tensor, pack_tokens, pad_to_bucket
 
 
 @pytest.fixture
@@ -154,24 +151,6 @@ def test_beyond_a_number_of_sizes_decoding_runs_without(graphs, monkeypatch):
         assert all(map(torch.equal, found, expected))
     assert len(graphs) == len(captured.step_graphs.graphs) == 2
     assert {shape[0] for (number, shape, _) in captured.step_graphs.buffers if number == 0} == {2 * 5, 2 * 6}
-
-
-def test_what_is_captured_asks_no_cuda_tensor_for_a_number_and_mixes_no_devices():
-    """On tensors that say they are on CUDA and hold nothing: a question or a tensor of the CPU is an error."""
-    model, valid = tiny_captioner(), torch.arange(9) < torch.tensor([[9], [4], [6]])
-    model.text.blocks.bfloat16()
-    packed = pad_to_bucket(pack_tokens(torch.zeros(valid.shape, dtype=torch.long), valid, False, 16))
-    with FakeTensorMode(), torch.no_grad():
-        def there(x):
-            return torch.empty(x.shape, dtype=x.dtype, device="cuda")
-
-        weights = {name: there(x) for name, x in model.text.named_parameters()}
-        image_kv = [tuple(torch.empty(3, 2, 16, 16, dtype=torch.bfloat16, device="cuda") for _ in "kv") for _ in "12"]
-        hidden = functional_call(model.text, weights, (each_tensor(packed, there), image_kv))
-        assert (hidden.device.type, hidden.dtype, hidden.shape) == ("cuda", torch.float32, (32, 32))
-        stranger = torch.empty(packed.place.shape, dtype=torch.long)
-        with pytest.raises(RuntimeError, match="same device"):
-            functional_call(model.text, weights, (each_tensor(packed, there)._replace(place=stranger), image_kv))
 
 
 def test_the_emulation_refuses_and_forgets_what_cuda_does():

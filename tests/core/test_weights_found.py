@@ -35,22 +35,21 @@ def state():
     return open_clip.create_model(MODEL).state_dict()
 
 
-def test_a_run_resumes_between_one_process_and_several(state, tmp_path, monkeypatch):
+def test_a_run_resumes_between_one_process_and_several(state, tmp_path):
     """DDP in one process of gloo is what torchrun's processes load into."""
     for prefix in ("", "module.", "_orig_mod.", "module._orig_mod."):
         torch.save({"epoch": 1, "optimizer": {}, "state_dict": {prefix + k: v for k, v in state.items()}},
                    tmp_path / "epoch_1.pt")
         resumed = saving.pt_load(None)(str(tmp_path / "epoch_1.pt"))
         assert resumed["epoch"] == 1 and equal(resumed["state_dict"], state)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         for name in (MODEL, "ViT-Ti-8"):
             model = torch.nn.parallel.DistributedDataParallel(open_clip.create_model(name))
             other = open_clip.create_model(name).state_dict()
-            for saved in (other, {f"module.{k}": v for k, v in other.items()}):
+            for prefix in ("", "module."):
                 model.module.load_state_dict({k: torch.zeros_like(v) for k, v in other.items()})
-                model.load_state_dict(saved)
+                model.load_state_dict({prefix + k: v for k, v in other.items()})
                 assert equal(model.module.state_dict(), other)
     finally:
         torch.distributed.destroy_process_group()
@@ -195,8 +194,8 @@ def test_exports_carry_a_checksum_and_say_nothing_of_timms_own_weights(tmp_path,
     assert set(config["pretrained_cfg"]) <= {
         *"custom_load input_size fixed_input_size interpolation crop_pct crop_mode mean std".split(),
         *"num_classes pool_size first_conv classifier".split()}
-    for text in (path.read_text().lower() for path in Path("e").iterdir() if path.suffix in (".json", ".md")):
-        assert not re.search("laion|apache|openai|license", text)
+    said = "".join(path.read_text().lower() for path in Path("e").iterdir() if path.suffix in (".json", ".md"))
+    assert not re.search("laion|apache|openai|license", said)
     model = timm.create_model("local-dir:e", pretrained=True)
     assert not any(model.pretrained_cfg.get(name) for name in ("tag", "license", "origin_url", "paper_ids", "url"))
     for path in Path("e").glob("*.safetensors"):
