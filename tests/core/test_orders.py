@@ -2,7 +2,7 @@
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
-from test_model import naive_hidden
+from likelihoods import naive_decoder
 
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import NoisedCaptions, pack
@@ -25,7 +25,7 @@ def test_rows_of_both_directions_are_arc_and_its_mirror():
             mirror = tiny_captioner("bicap")
             mirror.text.positional_embedding[:n] = model.text.positional_embedding[:n].flip(0)
             ids = text[b, :n].flip(0)
-            hidden = naive_hidden(mirror, model.encode_image_tokens(image[b:b + 1])[0], ids.tolist(), True)
+            hidden, _ = naive_decoder(mirror.text, ids, model.encode_image_tokens(image[b:b + 1])[0], True)
             answers = ids[1:]
             expected = -model.text.output(hidden)[:-1].log_softmax(1).gather(1, answers[:, None])[:, 0]
             assert answers[-1] == sot_id(VOCAB) and torch.allclose(found[2 * b + 1].flip(0), expected, atol=2e-6)
