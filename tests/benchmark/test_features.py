@@ -30,6 +30,7 @@ from clip_benchmark_ext.features import (
     save_features,
 )
 from open_clip_mdc.data.fingerprint import fingerprint, hash_values
+from open_clip_mdc.objectives.config import CaptionCfg
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1)
@@ -316,6 +317,13 @@ def test_names_of_files_are_those_of_earlier_versions(tmp_path):
     assert about["content"].startswith("8d40322ae92cbee6")
     assert about["sample"].startswith("0f5940c1ecc47f0e")
     assert feature_path("", key) == "test-be3eaa81bdd8b2485b6e684b.safetensors"
+    captioner = Constants()
+    captioner.caption_cfg = CaptionCfg()
+    assert fingerprint(captioner).startswith("cfd79aa8e596c13f")
+    captioner.caption_cfg = CaptionCfg("block-diffusion", block_sizes=(4,))
+    other = fingerprint(captioner)
+    captioner.caption_cfg = CaptionCfg("block-diffusion", block_sizes=(8,))
+    assert fingerprint(captioner) != other
 
 
 def test_a_disk_without_room_is_an_error_that_names_the_file(tmp_path):

@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 15_995, 88),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.2),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_665, 44),
-    "tests": (("tests",), 24_650, 184.7),
+    "tests": (("tests",), 24_660, 184.8),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200

@@ -21,6 +21,8 @@ from .weights import hash_tensor
 # Attributes for how images are read, which a cache key has elsewhere (`features.describe_data`), and a stream's stages.
 PASSED_OVER = ("transform", "transforms", "target_transform", "loader", "pipeline")
 
+NO_BLOCKS = "block_sizes=(), "  # of caption_cfg, left out so that names of kept files are those of older versions
+
 
 def fingerprint(model: torch.nn.Module) -> str:
     """Return the SHA-256 of a model's weights and settings.
@@ -31,7 +33,7 @@ def fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         settings = {k: v for k, v in vars(module).items() if k != "training" and _is_plain(v)}
-        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
+        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".replace(NO_BLOCKS, "").encode())
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             digest.update(name.encode())
