@@ -97,13 +97,17 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
         return {}
     if flags.shortlist and flags.scorer == "cosine":
         raise ValueError("--shortlist is for likelihoods: leave it out with --scorer cosine")
-    if (flags.clip is None) != (flags.shortlist is None):
-        raise ValueError("--shortlist K and --clip MODEL:FILE go together: give the number of pairs to score and the "
-                         "model that chooses them")
+    if flags.clip and not flags.shortlist:
+        raise ValueError("--clip MODEL:FILE needs --shortlist K, the number of pairs that it chooses")
     if flags.shortlist and flags.shortlist < max(args.recall_k):
         raise ValueError(f"--shortlist {flags.shortlist} should be at least --recall_k {max(args.recall_k)}")
-    return scoring_options(args, flags, cfg) | (
-        {"clip": flags.clip, "shortlist": flags.shortlist} if flags.clip else {})
+    options = scoring_options(args, flags, cfg)
+    by = "parallel" if flags.shortlist and not flags.clip else None
+    if by and (by not in objective_of(cfg).scorers or options["method"] == by):
+        raise ValueError("--shortlist K without --clip MODEL:FILE needs a model with --scorer parallel, and a better "
+                         "--scorer for the second stage")
+    given = {"clip": flags.clip, "shortlist": flags.shortlist}
+    return options | {name: value for name, value in given.items() if value is not None}
 
 
 def check_samples(flags: Flags) -> None:

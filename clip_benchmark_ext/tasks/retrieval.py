@@ -8,7 +8,8 @@ VisualGPTScore (arXiv 2306.01879) and IG Captioner (arXiv 2311.17072). log p(c) 
 text -> image plain and debiased are equal, and blind is chance. `text_retrieval_recall@k_by_alpha` has a value for each
 alpha of `alphas`. If you choose alpha by it, measure on other images.
 
-With a shortlist of K, the likelihood re-ranks the K best by a CLIP model's cosine, in each direction.
+With a shortlist of K, the likelihood re-ranks the K best in each direction: by a CLIP model's cosine, or without one by
+the captioner's own `parallel` score, plain for text -> image and debiased for image -> text.
 
 Dimensions: N images, C captions of all images, B images at once, L tokens, Q queries, R ranked items.
 """
@@ -16,7 +17,6 @@ import logging
 from argparse import Namespace
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +89,8 @@ def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: P
         needed: bool [N, C], True for pairs to score.
     """
     most = int(needed.sum(1).max())
-    size = min(MOST_IMAGES, max(1, PAIRS // most))  # independent of --batch_size, so that a run resumes with any
+    # Independent of --batch_size, so that a run resumes with any. The cost of "parallel" does not follow the pairs.
+    size = 16 if options["method"] == "parallel" else min(MOST_IMAGES, max(1, PAIRS // most))
     loader = job._replace(args=Namespace(**vars(job.args) | {"batch_size": size})).load_test()
 
     def score(number: int, batch: Sequence) -> dict:
@@ -103,6 +104,30 @@ def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: P
     rows = resumed(own_batches(loader, "likelihoods", -(-len(needed) // size)), file, key, score)
     values = np.concatenate([np.frombuffer(b64decode(row["scores"]), np.float32) for row in rows])
     return torch.full(needed.shape, -torch.inf).masked_scatter(needed, torch.from_numpy(values.copy()))
+
+
+def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, options: dict, more: dict
+           ) -> tuple[Tensor, Tensor]:
+    """Return log p(c | i) of the `needed` pairs as `likelihoods` does, and log p(c), float32 [C]. Both are kept.
+
+    `more` is what else the result depends on.
+    """
+    args = job.args
+    key = {"model": fingerprint(job.model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
+           "likelihood": options, "precision": precision(**job.common), **more}
+    file = Path(feature_path(args.feature_root, key))
+
+    def extract() -> tuple[Tensor, Tensor]:
+        with torch.autocast(torch.device(args.device).type, enabled=args.amp):
+            null = null_image(job.model, batches, args.device)
+            blind = log_likelihood(job.model, None, tokens[None], blind=null, **options)
+            return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
+
+    found = cached_features(args.feature_root, key, extract, f"{args.model} {args.pretrained} {args.dataset}")
+    if rank_and_size()[0] == 0:
+        for part in journals(file):
+            part.unlink()
+    return found
 
 
 def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed: tuple[Tensor, Tensor] | None,
@@ -138,8 +163,7 @@ def run(job: Job, batches: DataLoader) -> dict:
         return zeroshot_retrieval.evaluate(model, batches, tokenizer, recall_k_list=args.recall_k, **job.common)
     alpha, spec, shortlist = options.pop("alpha"), options.pop("clip", None), options.pop("shortlist", None)
     clip = clip_models.load(*clip_models.parse(spec), args.device) if spec else None
-    autocast = partial(torch.autocast, torch.device(args.device).type, enabled=args.amp)
-    with autocast():
+    with torch.autocast(torch.device(args.device).type, enabled=args.amp):
         ids, texts, cosines = read_captions(job, batches, clip)
     flat = [text for own in texts for text in own]
     if max(args.recall_k) > min(len(ids), len(flat)):
@@ -148,28 +172,24 @@ def run(job: Job, batches: DataLoader) -> dict:
     positive = torch.zeros(len(ids), len(flat), dtype=torch.bool)
     positive[torch.arange(len(ids)).repeat_interleave(torch.tensor([len(own) for own in texts])),
              torch.arange(len(flat))] = True
-    listed = None if cosines is None else (best(cosines.t(), shortlist).t(), best(cosines, shortlist))
+    listed, more, first = None, {}, 0
+    if clip:
+        listed = best(cosines.t(), shortlist).t(), best(cosines, shortlist)
+        more = {"clip": fingerprint(clip.model), "shortlist": shortlist}
+    elif shortlist:
+        rough = {"method": "parallel"}
+        plain, blind = scores(job, batches, tokens, torch.ones_like(positive), rough, {})
+        listed = best(plain.t(), shortlist).t(), best(plain - blind, shortlist)
+        more = {"shortlist": shortlist}
+        first = (len(ids) + 1) * int(decoder_passes(tokens, model.vocab_size, **rough).sum())
     needed = torch.ones_like(positive) if listed is None else listed[0] | listed[1]
     passes = decoder_passes(tokens, model.vocab_size, **options)
-    total = int(needed.sum(0) @ passes + passes.sum())
+    total = first + int(needed.sum(0) @ passes + passes.sum())
     if total > MANY_CALLS:
-        logging.warning("%d images x %d captions take about %d decoder passes: add --clip MODEL:FILE --shortlist K to "
-                        "score only the K best by a CLIP model", len(ids), len(flat), total)
+        logging.warning("%d images x %d captions take about %d decoder passes: add --shortlist K to score only "
+                        "the K best by a first stage", len(ids), len(flat), total)
 
-    key = {"model": fingerprint(model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
-           "likelihood": options, "precision": precision(**job.common),
-           **({"clip": fingerprint(clip.model), "shortlist": shortlist} if clip else {})}
-    file = Path(feature_path(args.feature_root, key))
-
-    def extract() -> tuple[Tensor, Tensor]:
-        with autocast():
-            blind = log_likelihood(model, None, tokens[None], blind=null_image(model, batches, args.device), **options)
-            return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
-
-    plain, blind = cached_features(args.feature_root, key, extract, f"{args.model} {args.pretrained} {args.dataset}")
-    if rank_and_size()[0] == 0:
-        for part in journals(file):
-            part.unlink()
+    plain, blind = scores(job, batches, tokens, needed, options, more)
     rows = {"plain": plain, "blind": blind.expand_as(plain),
             "debiased": torch.as_tensor(debiased_score(plain, blind, alpha)), **({"clip": cosines} if clip else {})}
     metrics = {**measure(rows, positive, args.recall_k, listed, ids),
@@ -179,8 +199,9 @@ def run(job: Job, batches: DataLoader) -> dict:
                "captions_cut": sum(bool(not_whole(text, tokenizer, model.context_length)) for text in flat),
                "scorer": options["method"], "alpha": alpha, "blind": "mean image",
                **{name: value for name, value in options.items() if name != "method"}}
-    if clip:
-        metrics |= {"shortlist": shortlist, "decoder_passes_without_shortlist": int((len(ids) + 1) * passes.sum()),
+    if listed is not None:
+        metrics |= {"shortlist": shortlist, "shortlist_by": "clip" if clip else "parallel",
+                    "decoder_passes_without_shortlist": int((len(ids) + 1) * passes.sum()),
                     "image_retrieval_shortlist": (listed[0] & positive).any(0).float().mean().item(),
                     "text_retrieval_shortlist": (listed[1] & positive).any(1).float().mean().item()}
     return metrics

@@ -50,13 +50,14 @@ def captioner(runs, alias="arc") -> tuple:
     return "--model", alias, "--pretrained", runs / alias
 
 
-def by_hand(path) -> tuple[np.ndarray, np.ndarray]:
+def by_hand(path, method=None) -> tuple[np.ndarray, np.ndarray]:
     """Plain scores [N, C] and blind ones [C], a pair at a time."""
     model, transform, tokenizer = load(str(path))
     images, text = torch.stack([transform(make_image(i)) for i in range(9)]), tokenizer(FLAT)
     blind = mean_image(model, [images])
-    return (np.array([[float(model.log_likelihood(image[None], row[None])) for row in text] for image in images]),
-            np.array([float(model.log_likelihood(None, row[None], blind=blind)) for row in text]))
+    plain = [[float(model.log_likelihood(image[None], row[None], method)) for row in text] for image in images]
+    return (np.array(plain),
+            np.array([float(model.log_likelihood(None, row[None], method, blind=blind)) for row in text]))
 
 
 def recalls(scores: np.ndarray, k: int) -> tuple[float, float]:
@@ -137,6 +138,27 @@ def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_pat
     assert metrics["pairs"] == (of_texts | of_images).sum() < whole["pairs"]
     assert metrics["decoder_passes"] == metrics["pairs"] + len(FLAT)  # of ARC, one a pair
     assert metrics["decoder_passes_without_shortlist"] == whole["decoder_passes"]
+
+
+def test_one_pass_of_the_captioner_makes_a_shortlist_too(runs, data):
+    whole = evaluate(data, *captioner(runs, "mdc"), name="whole")
+    everything = evaluate(data, *captioner(runs, "mdc"), "--shortlist", 100, name="all")
+    assert all(everything[name] == value for name, value in whole.items() if "recall" in name)
+    metrics = evaluate(data, *captioner(runs, "mdc"), "--shortlist", 3, name="three")
+    (rough, rough_blind), (plain, _) = by_hand(runs / "mdc", "parallel"), by_hand(runs / "mdc")
+    of_texts = (rough > np.sort(rough, 0)[-4]).T.T  # the three best images of each caption
+    rough = rough - rough_blind
+    of_images = rough > np.sort(rough, 1)[:, -4, None]
+    assert metrics["pairs"] == (of_texts | of_images).sum() < whole["pairs"]
+    assert metrics["image_retrieval_shortlist"] == pytest.approx(np.mean([of_texts[i, c] for c, i in enumerate(OWNER)]))
+    assert metrics["text_retrieval_shortlist"] == pytest.approx(
+        np.mean([of_images[i, OWNER == i].any() for i in range(9)]))
+    found = [of_texts[i, c] and (plain[of_texts[:, c], c] > plain[i, c]).sum() < 1 for c, i in enumerate(OWNER)]
+    assert metrics["image_retrieval_recall@1"] == pytest.approx(np.mean(found))
+    assert metrics["shortlist_by"] == "parallel" and metrics["scorer"] == "heuristic"
+    alone = evaluate(data, *captioner(runs, "mdc"), "--scorer", "parallel", name="alone")
+    for k in KS:
+        assert alone[f"text_retrieval_recall@{k}_debiased"] == pytest.approx(recalls(rough, k)[1])
 
 
 def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, data, monkeypatch):

@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
 from open_clip_mdc.likelihood.replace_bound import Noise, bound, bound_of_draws, draw_noise
+from open_clip_mdc.likelihood.scoring import Scoring
 from open_clip_mdc.objectives.replace_process import make_schedule, prior_kl
 
 SOT, EOT = V - 2, V - 1  # words 0 and 1
@@ -82,7 +83,7 @@ def test_the_mean_over_all_noise_is_the_exact_bound_of_the_exact_likelihood(pres
     assert (values[0] * noise.weight).sum() + 2 * prior == pytest.approx(expected, rel=1e-5)
     assert (tokens[0, 1:] + prior).tolist() == pytest.approx(parts, rel=1e-5)
     assert expected > nll
-    score = bound(table_network, text, V, lambda size, device: schedule, num_samples=20000)
+    score = bound(table_network, text, V, lambda size, device: schedule, Scoring(num_samples=20000))
     error = float(score.standard_error)
     assert abs(-float(score.log_likelihood) - expected) < 4 * error < 0.1 * expected
     assert score.token_log_likelihood[0].sum().item() == pytest.approx(float(score.log_likelihood), rel=1e-5)
@@ -91,7 +92,8 @@ def test_the_mean_over_all_noise_is_the_exact_bound_of_the_exact_likelihood(pres
 def test_the_standard_error_is_that_of_repeated_estimates():
     schedule = make_schedule(V, T, "half")
     text = torch.tensor([[SOT, 0, EOT]])
-    scores = [bound(table_network, text, V, lambda size, device: schedule, num_samples=50, seed=s) for s in range(300)]
+    scores = [bound(table_network, text, V, lambda size, device: schedule, Scoring(num_samples=50, seed=s))
+              for s in range(300)]
     spread = torch.cat([s.log_likelihood for s in scores]).std()
     assert 0.8 < spread / torch.cat([s.standard_error for s in scores]).square().mean().sqrt() < 1.25
 

@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_080, 27.2),
-    "src": (("src",), 15_995, 88),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_110, 31.2),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 6_665, 44),
-    "tests": (("tests",), 24_660, 184.8),
+    "the heart": (HEART, 5_250, 28),
+    "src": (("src",), 16_180, 88.8),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44),
+    "tests": (("tests",), 24_770, 185.7),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200

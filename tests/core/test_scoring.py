@@ -15,8 +15,8 @@ from open_clip_mdc.likelihood import monte_carlo
 from open_clip_mdc.likelihood import replace_bound as bound
 from open_clip_mdc.text.special_tokens import target_tokens
 
-ALL = [("mdc", "heuristic", {}), ("mdc", "monte_carlo", dict(num_samples=24)), ("arc", "autoregressive", {}),
-       ("mcd-replace", "bound", dict(num_samples=24))]
+ALL = [("mdc", "heuristic", {}), ("mdc", "parallel", {}), ("mdc", "monte_carlo", dict(num_samples=24)),
+       ("arc", "autoregressive", {}), ("mcd-replace", "bound", dict(num_samples=24))]
 model_of = cache(magnified)
 
 
@@ -35,7 +35,8 @@ def test_options_reach_the_estimator(objective, method, estimator):
     found = [scoring.log_likelihood(model, image, text[None], method, **case) for case in cases]
     with torch.no_grad():
         for case, scores in zip(cases, found, strict=True):
-            assert close(scores[0], estimator(network, text, V, **case, **fixed).log_likelihood)
+            alone = estimator(network, text, V, options=scoring.Scoring(**case), **fixed)
+            assert close(scores[0], alone.log_likelihood)
     assert len({tuple(scores[0].tolist()) for scores in found}) == len(cases)
 
 
@@ -92,7 +93,8 @@ def test_decoder_calls_stay_within_the_budget_and_change_no_score(objective, met
     chunked = scoring.log_likelihood(model, image, text, method, **options, memory_mib=1)
     assert close(chunked, plain)
     used = [images * image_bytes + tokens * token_bytes for images, tokens, _ in calls]
-    assert budget / 2 < max(used) <= budget and len(calls) > 4
+    assert max(used) <= budget and len(calls) > 3
+    assert method == "parallel" or budget / 2 < max(used)  # it has few texts to read
 
 
 @pytest.mark.parametrize("objective, method, options", ALL)
@@ -128,7 +130,7 @@ def test_details_have_the_shape_of_the_text(mdc, arc):
     assert found.token_log_likelihood.shape == found.order.shape == (2, 3, 15) and found.draws is None
     assert close(found.token_log_likelihood.sum(2), found.log_likelihood)
     assert torch.equal(found.order >= 0, found.token_log_likelihood != 0)
-    found = scoring.log_likelihood(mdc, images(2), text[:, 0], "monte_carlo", 8, return_details=True)
+    found = scoring.log_likelihood(mdc, images(2), text[:, 0], "monte_carlo", num_samples=8, return_details=True)
     assert found.log_likelihood.shape == found.standard_error.shape == found.draws.shape == (2,)
     assert found.order is None and found.token_log_likelihood is None
     found = scoring.log_likelihood(arc, images(2), text[:, 0], return_details=True)  # autoregressive by default

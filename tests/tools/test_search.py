@@ -129,6 +129,22 @@ def test_a_shortlist_is_chosen_by_clip_and_ordered_by_likelihood(runs, folder):
     assert not list(folder.glob("*.part*"))
 
 
+def test_a_shortlist_of_one_pass_is_ordered_by_the_score_of_all_passes(runs, folder):
+    rows = search(runs / "mdc", "photos", "s.tar", "@sentences.txt", "--shortlist", "6", "--top", "6")
+    model, transform, tokenizer = checkpoints.load(str(runs / "mdc"))
+    images = torch.stack([transform(make_image(i, 32)) for i in range(36)])
+    expected = by_hand(runs / "mdc")
+    for sentence in SENTENCES:
+        rough = model.log_likelihood(images, tokenizer([sentence]).expand(36, -1), "parallel")
+        listed = {list(expected[sentence])[i] for i in rough.topk(6).indices.tolist()}
+        own = [row for row in rows if row["sentence"] == sentence]
+        assert {row["image"] for row in own} == listed
+        assert [row["score"] for row in own] == pytest.approx(
+            sorted((expected[sentence][name][0] for name in listed), reverse=True), abs=1e-3)
+    assert not list(folder.glob("*.part*"))
+    assert "needs --clip MODEL:FILE" in search(runs / "arc", "photos", "a star", "--shortlist", "20")
+
+
 @needs_data("flickr8k_224/test/00000.tar")
 def test_the_captioner_of_the_package_finds_photographs_by_what_people_said_of_them(folder):
     captions = {}

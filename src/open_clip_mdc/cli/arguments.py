@@ -237,7 +237,8 @@ def search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clip", metavar="MODEL:FILE",
                         help="OpenCLIP model that makes the shortlist, by name and weights, or local-dir:DIR")
     parser.add_argument("--shortlist", type=positive, metavar="K",
-                        help="score only the K images per sentence with the highest cosine by --clip")
+                        help="score only the K images per sentence that one pass of a masked diffusion captioner, or "
+                             "--clip, finds best")
     parser.add_argument("--out", default=Default("search.jsonl"),
                         help="JSONL or CSV file of the images found (default: %(default)s)")
     parser.add_argument("--html", help=PAGE)

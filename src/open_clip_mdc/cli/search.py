@@ -2,6 +2,7 @@
 
     open_clip_mdc search photos/ "a dog in the snow"
     open_clip_mdc search --pretrained RUN 'shards/{000..009}.tar' @sentences.txt --top 5 --html found.html
+    open_clip_mdc search photos/ "two people on a beach" --shortlist 50
     open_clip_mdc search photos/ "two people on a beach" --clip ViT-B-32:clip.pt --shortlist 200
 
 A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "blind", "debiased"}.
@@ -13,13 +14,15 @@ A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "bli
 
 No score says whether any image fits. A sentence that no image shows still has a best image, even with a high debiased
 score, as a rare sentence is very improbable given the null image. With fewer than 32 images blind and debiased are left
-out. With --shortlist K a CLIP model ranks all images, and the captioner scores only the K best of each sentence.
+out. With --shortlist K the captioner scores only the K best images of each sentence. They are chosen by its own
+`parallel` score, one decoder pass an image for all sentences of a length, or by a CLIP model.
 
 Dimensions: B images, S sentences, K images of a shortlist, L positions.
 """
 import argparse
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -76,13 +79,14 @@ def best(scores: dict[str, list[float | None]], sentence: int, k: int) -> list[s
     return [name for name, _ in sorted(named, key=lambda pair: -pair[1])[:k]]
 
 
-def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, list[int]] | None,
+def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, list[int]] | None, method: str | None,
            batch: Batch) -> Iterator[dict]:
     """Yield a row per image with log p of its sentences, None for those that are not `wanted` for it.
 
     Args:
         text: token ids of the sentences, [S, L].
         wanted: numbers of the sentences by image name. None for all sentences of all images.
+        method: of `log_likelihood`.
     """
     every = list(range(len(text)))
     of = {i: every if wanted is None else wanted[name] for i, name in enumerate(batch.new)
@@ -92,7 +96,7 @@ def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, li
     most = max(map(len, of.values()))
     index = torch.tensor([(own + own[:1] * most)[:most] for own in of.values()])  # repeated texts cost nothing
     with loaded.autocast():
-        found = log_likelihood(loaded.model, loaded.from_bytes(batch.image[list(of)]), text[index]).tolist()
+        found = log_likelihood(loaded.model, loaded.from_bytes(batch.image[list(of)]), text[index], method).tolist()
     for (i, own), values in zip(of.items(), found, strict=True):
         row = dict(zip(own, values, strict=False))
         yield {"image": batch.new[i], "scores": [row.get(s) for s in every]}
@@ -111,35 +115,44 @@ def write_found(args: argparse.Namespace, hits: list[list[dict]], paths: list[Pa
 
 def run(args: argparse.Namespace) -> None:
     """Print and write the best images of each sentence. If interrupted, the same command resumes."""
-    if bool(args.clip) != bool(args.shortlist):
-        raise ValueError("--shortlist K and --clip MODEL:FILE go together: give the number of images and the model "
-                         "that chooses them")
+    if args.clip and not args.shortlist:
+        raise ValueError("--clip MODEL:FILE needs --shortlist K, the number of images that it chooses")
     if args.shortlist and args.shortlist < args.top:
         raise ValueError(f"--shortlist {args.shortlist} should be at least --top {args.top}")
     sentences = read_sentences(args.sentence)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     text = tokenize_whole(sentences, loaded.tokenizer, loaded.model.context_length)
+    if args.shortlist and not args.clip and "parallel" not in loaded.model.objective.scorers:
+        raise ValueError("--shortlist K needs --clip MODEL:FILE: this model reads captions in order, so it has no "
+                         "cheap score of its own")
     clip = clip_models.load(*clip_models.parse(args.clip), loaded.device) if args.clip else None
     blind, mean = prior_image(loaded, paths, args, NULL_IMAGES)
     with loaded.autocast():
         prior = None if blind is None else log_likelihood(loaded.model, None, text[None], blind=blind)[0].tolist()
-    part, wanted, of_clip = Path(f"{args.out}.part"), None, {}
+    part, wanted, first = Path(f"{args.out}.part"), None, {}
     key = {"model": fingerprint(loaded.model), "precision": loaded.precision, "sentences": sentences}
+    images = Images(paths, loaded.to_bytes, args.batch_size)
     if clip:
-        of_clip = cosines(args, clip, paths, sentences, loaded.device, Path(f"{part}.clip"))
+        first = cosines(args, clip, paths, sentences, loaded.device, Path(f"{part}.clip"))
+        key |= {"clip": fingerprint(clip.model)}
+    elif args.shortlist:
+        for batch, rows in noted(Path(f"{part}.first"), {**key, "method": "parallel"}, images, args.workers,
+                                 partial(scored, loaded, text, None, "parallel"), "images at first sight"):
+            first |= {name: rows[name]["scores"] for name in batch.names}
+    if args.shortlist:
         wanted = {}
         for s in range(len(sentences)):
-            for name in best(of_clip, s, args.shortlist):
+            for name in best(first, s, args.shortlist):
                 wanted.setdefault(name, []).append(s)
-        key |= {"clip": fingerprint(clip.model), "shortlist": args.shortlist}
-    found, skipped, images = {}, [], Images(paths, loaded.to_bytes, args.batch_size)
+        key |= {"shortlist": args.shortlist}
+    found, skipped = {}, []
 
     def has_all(row: dict) -> bool:  # when images come or go, a shortlist changes, and rows of the old one lack scores
         return all(row["scores"][s] is not None for s in (wanted or {}).get(row["image"], ()))
 
-    for batch, rows in noted(part, key, images, args.workers, lambda batch: scored(loaded, text, wanted, batch),
-                             "scores", of_clip.keys() - (wanted or {}).keys(), has_all):
+    for batch, rows in noted(part, key, images, args.workers, partial(scored, loaded, text, wanted, None),
+                             "scores", first.keys() - (wanted or {}).keys(), has_all):
         found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
         skipped += map(printable, batch.problems)
     complain_of_none(found, args.out, skipped)
@@ -150,20 +163,21 @@ def run(args: argparse.Namespace) -> None:
             own = {} if prior is None else {"blind": prior[s], "debiased": found[name][s] - prior[s]}
             hits[-1].append({"sentence": sentence, "rank": rank, "image": name, "score": found[name][s], **own})
     if args.html:
-        facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(of_clip or found))}
+        facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(first or found))}
         if mean:
             facts["Null image"] = mean.partition(",")[0]
-        if clip:
-            facts["Shortlist"] = f"the {args.shortlist} best images by {args.clip.partition(':')[0]}"
+        if args.shortlist:
+            by = args.clip.partition(":")[0] if clip else "one pass of the captioner"
+            facts["Shortlist"] = f"the {args.shortlist} best images by {by}"
         write_found(args, hits, paths, facts, skipped)
     write_rows(args.out, [*COLUMNS[:4], *(COLUMNS[4:] if prior else ())], (hit for own in hits for hit in own))
-    for done in (part, Path(f"{part}.clip")):
+    for done in (part, Path(f"{part}.clip"), Path(f"{part}.first")):
         done.unlink(missing_ok=True)
     for own in hits:
         print(printable(own[0]["sentence"]))
         for hit in own:
             shown_score = f"{hit['debiased']:+8.1f}" if "debiased" in hit else f"{hit['score']:8.1f}"
             print(f"{shown_score}  {printable(hit['image'])}")
-    print(f"{plural(len(of_clip or found), 'image')}, {plural(len(sentences), 'sentence')}: {args.out}"
+    print(f"{plural(len(first or found), 'image')}, {plural(len(sentences), 'sentence')}: {args.out}"
           + (f", {args.html}" if args.html else ""))
     complain(skipped)

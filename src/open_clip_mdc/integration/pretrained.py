@@ -207,12 +207,13 @@ class PretrainedCaptioner:
             alpha: for "debiased". The default is 1.
             blind_images: for "blind" and "debiased": 32 images or more, whose mean is the null image, or their
                 `mean_image`. The default is `images`.
-            options: those of `log_likelihood.log_likelihood`.
+            options: `memory_mib` of `log_likelihood`, and the fields of `Scoring`, such as method="parallel".
 
         Raises ValueError if a caption is longer than the context, or if there are too few images for the null image.
         """
         check_numbers({"batch_size": batch_size, "alpha": alpha, **options})
-        check_options("score", options, names_of(scoring.log_likelihood, PretrainedCaptioner.score) - {"blind"})
+        known = names_of(scoring.log_likelihood, scoring.Scoring, PretrainedCaptioner.score) - {"blind"}
+        check_options("score", options, known)
         if kind not in SCORES:
             raise ValueError(f"kind is {kind!r}: it must be {', '.join(SCORES[:-1])} or {SCORES[-1]}")
         for name, value, kinds in (("alpha", alpha, SCORES[2:]), ("blind_images", blind_images, SCORES[1:])):

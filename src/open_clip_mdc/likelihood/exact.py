@@ -6,7 +6,6 @@ Dimensions: B images, C candidates of an image, R captions (R/B consecutive rows
 tokens of a caption, M predicted tokens, V vocabulary.
 """
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +16,7 @@ from ..decoding.confidence import reveal
 from ..models.interface import Network, TokenLogits
 from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id, target_tokens
-
-
-class Likelihood(NamedTuple):
-    """Scores of captions and details of their estimator. Shapes are [R, ...], or [B, C, ...] from `log_likelihood`."""
-
-    log_likelihood: Tensor  # float32 [B, C], nats
-    token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored. None for monte_carlo
-    order: Tensor | None = None  # long [B, C, L], the step that revealed a token, or -1. Only for heuristic
-    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown. Only for monte_carlo and bound
-    draws: Tensor | None = None  # long [B, C], number of draws. Only for monte_carlo and bound
+from .scoring import Likelihood
 
 
 def estimated(device: torch.device, score: np.ndarray, error: np.ndarray, draws: np.ndarray,

@@ -5,6 +5,7 @@ An image is encoded once, and its keys and values are computed once. The methods
     autoregressive   1 pass, for causal models (Eq. 7).
     heuristic        N passes. Start fully masked. At each step, score and reveal the true token at the position where
                      the model is most confident of any token.
+    parallel         1 pass for all captions of a length, each token with all masked. Another, cheaper estimate.
     monte_carlo      Up to `num_samples` passes. An unbiased estimate of the bound of Eq. 8, with standard error.
     bound            `num_samples` passes. The same for the bound of mask-and-replace diffusion.
 
@@ -13,6 +14,7 @@ Dimensions: B images, C candidates of an image, L positions, N scored tokens of 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +28,9 @@ from .blocks import heuristic_in_blocks
 from .draws import draw_masks
 from .exact import Likelihood, autoregressive, heuristic
 from .monte_carlo import monte_carlo
+from .parallel import parallel
 from .replace_bound import bound
+from .scoring import Scoring
 
 MIB = 2 ** 20
 CPU_TOKENS = 4096  # most tokens of a call unless memory_mib is given. Larger calls do not fit the CPU's caches
@@ -49,11 +53,69 @@ def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
     return total / count
 
 
+class Call(NamedTuple):
+    """Hold candidates of some images, and the network with those images' keys and values, for a scorer."""
+
+    model: Captioner
+    network: Network
+    text: Tensor  # long [B*C, L], on the CPU
+    num_images: int  # B
+    max_tokens: int  # of a decoder call
+    device: torch.device
+
+
+def score_in_order(call: Call, options: Scoring) -> Likelihood:
+    return autoregressive(call.network, call.text, call.model.vocab_size, call.device)
+
+
+def score_heuristic(call: Call, options: Scoring) -> Likelihood:
+    if call.model.objective.order != "blocks":
+        return heuristic(call.network, call.text, call.model.vocab_size, call.device)
+    return heuristic_in_blocks(call.network, call.text, call.model.vocab_size, call.model.caption_cfg.block_sizes[0],
+                               call.model.context_length, call.device)
+
+
+def score_parallel(call: Call, options: Scoring) -> Likelihood:
+    return parallel(call.network, call.text, call.model.vocab_size, call.max_tokens, call.num_images, call.device)
+
+
+def score_monte_carlo(call: Call, options: Scoring) -> Likelihood:
+    return monte_carlo(call.network, call.text, call.model.vocab_size, options, call.max_tokens, call.num_images,
+                       call.device)
+
+
+def score_bound(call: Call, options: Scoring) -> Likelihood:
+    return bound(call.network, call.text, call.model.vocab_size, call.model.objective.schedule, options,
+                 call.max_tokens, call.num_images, call.device)
+
+
+class Scorer(NamedTuple):
+    """A way to score captions. A new one is a function, a row of SCORERS, and its name in an objective's `scorers`."""
+
+    score: Callable[[Call, Scoring], Likelihood]
+    passes: Callable[[int, Scoring], int]  # decoder passes of a caption of N tokens
+    # How many texts a caption of N tokens is read as. Such a scorer splits them into decoder calls itself. None if the
+    # driver splits the candidates, as each is read once at a time.
+    texts: Callable[[Scoring], int] | None = None
+    logits: int = 2  # how many tensors of logits it holds at once
+
+
+SCORERS = {
+    "autoregressive": Scorer(score_in_order, lambda n, options: 1),
+    "heuristic": Scorer(score_heuristic, lambda n, options: n),
+    "parallel": Scorer(score_parallel, lambda n, options: 1, lambda options: 1),
+    "monte_carlo": Scorer(
+        score_monte_carlo, lambda n, options: len(draw_masks(n, options.num_samples, options.seed,
+                                                             options.interval).hidden),
+        lambda options: options.num_samples),
+    "bound": Scorer(score_bound, lambda n, options: options.num_samples, lambda options: options.num_samples, 4),
+}
+
+
 @torch.inference_mode()
 def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method: str | None = None,
-                   num_samples: int = 1024, seed: int = 0, interval: tuple[float, float] | None = None,
-                   blind: Tensor | None = None, memory_mib: int | None = None, return_details: bool = False
-                   ) -> Tensor | Likelihood:
+                   blind: Tensor | None = None, memory_mib: int | None = None, return_details: bool = False,
+                   **options) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
 
     A score does not depend on the rest of the batch. Equal candidates of an image are scored once.
@@ -62,83 +124,52 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
         model: a Captioner. Its mode is not changed, so call `model.eval()` before.
         image: [B, 3, height, width]. With `blind` it is ignored and may be None.
         text: long [B, L] or [B, C, L] from the tokenizer: SOT, tokens, EOT, anything. Best on the CPU.
-        method: "autoregressive" for causal models (Eq. 7), "heuristic" or "monte_carlo" (Eq. 8) for masked diffusion,
-            "bound" if tokens are also replaced (the other two ignore that). None is the first that fits.
-        num_samples, seed: see `monte_carlo` and `bound`. interval: see `monte_carlo`.
+        method: a key of SCORERS that fits the model. None is the first that fits.
         blind: the null image, [P, D] from `mean_image`, used as every image. It gives log p(caption), which you can
             subtract for a debiased score.
         memory_mib: memory of the decoder, beside weights, encoder and result. Less is slower. By default it is 512, or
             what 4,096 tokens take if that is less. On CUDA it is a quarter of the free memory.
         return_details: return the whole `Likelihood`, not just its first field.
+        options: `num_samples`, `seed` and `interval` of `Scoring`.
 
     Returns float32 [B] or [B, C], or a Likelihood of such tensors. Raises ValueError if the method or an option does
     not fit the model, if a caption does not run from SOT to EOT, or if the memory is too little for one caption.
     """
-    method = method or model.objective.scorers[0]
-    _check_options(model, method, num_samples, interval)
+    options = Scoring(method, **options).fit(model.objective)
+    scorer = SCORERS[options.method]
     image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
     if len(image_embs) != len(text):
         raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")
     captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).cpu(), model.vocab_size)
-    first = first.to(image_embs.device, non_blocking=True)
-    drawn = method in ("monte_carlo", "bound")
-    copies = 5 if model.objective.order == "blocks" else 4 if method == "bound" else 2  # two streams take twice as many
-    images_per_call, captions_per_call, max_tokens = _chunk_sizes(
-        model, image_embs, captions, memory_mib, copies, num_samples if drawn else None)
-    draws = {"num_samples": num_samples, "seed": seed, "max_tokens": max_tokens}
-    estimator = {
-        "autoregressive": autoregressive, "heuristic": _heuristic(model),
-        "monte_carlo": partial(monte_carlo, interval=interval and tuple(interval), **draws),
-        "bound": partial(bound, schedule=model.objective.schedule, **draws)}[method]
+    sizes = _call_sizes(model, image_embs, captions, memory_mib, scorer, options)
 
     groups = []
-    for rows, embs in zip(captions.split(images_per_call), image_embs.split(images_per_call), strict=True):
+    for rows, embs in zip(captions.split(sizes.images), image_embs.split(sizes.images), strict=True):
         network = _network(model, model.text.project_image(embs))
-        each = partial(estimator, device=embs.device, **({"num_images": len(rows)} if drawn else {}))
-        parts = [_each(lambda x, shape=part.shape[:2]: x.unflatten(0, shape),
-                       each(network, part.flatten(0, 1), model.vocab_size))
-                 for part in rows.split(captions_per_call, 1)]
-        groups.append(_each(lambda *x: torch.cat(x, 1), *parts))
-    result = _each(lambda *x: torch.cat(x), *groups)
-
-    def finish(x: Tensor) -> Tensor:
-        # Copy the scores of repeated candidates and restore the shape of `text`.
-        x = torch.take_along_dim(x, first if x.ndim == 2 else first[..., None], 1)
-        if x.ndim == 3:
-            x = F.pad(x, (0, text.shape[-1] - x.shape[-1]), value=-1 if x.dtype == torch.long else 0)
-        return x if text.ndim == 3 else x.squeeze(1)
-
-    result = _each(finish, result)
-    return result if return_details else result.log_likelihood
+        parts = []
+        for part in rows.split(sizes.captions, 1):
+            call = Call(model, network, part.flatten(0, 1), len(rows), sizes.tokens, embs.device)
+            # [B*C, ...] -> [B, C, ...]
+            parts.append(_of_each(scorer.score(call, options), lambda x, part=part: x.unflatten(0, part.shape[:2])))
+        groups.append(_joined(parts, 1))
+    found = _of_each(_joined(groups, 0), partial(
+        _of_all_candidates, first=first.to(image_embs.device, non_blocking=True), length=text.shape[-1]))
+    if text.ndim == 2:
+        found = _of_each(found, lambda x: x.squeeze(1))
+    return found if return_details else found.log_likelihood
 
 
-def decoder_passes(text: Tensor, vocab_size: int, method: str, num_samples: int = 1024, seed: int = 0,
-                   interval: tuple[float, float] | None = None) -> Tensor:
-    """Return the number of decoder passes to score each caption [C, L], long [C]."""
-    lengths = caption_lengths(text, vocab_size).cpu() - 1
-    passes = {"autoregressive": lambda n: 1, "heuristic": lambda n: n, "bound": lambda n: num_samples,
-              "monte_carlo": lambda n: len(draw_masks(n, num_samples, seed, interval and tuple(interval)).hidden)}
-    return torch.tensor([passes[method](n) if n else 0 for n in lengths.tolist()])
+def decoder_passes(text: Tensor, vocab_size: int, method: str, **options) -> Tensor:
+    """Return the number of decoder passes to score each caption [C, L], long [C].
 
-
-def _heuristic(model: Captioner) -> Callable:
-    if model.objective.order != "blocks":
-        return heuristic
-    return partial(heuristic_in_blocks, size=model.caption_cfg.block_sizes[0], context_length=model.context_length)
-
-
-def _check_options(model: Captioner, method: str, num_samples: int, interval: tuple[float, float] | None) -> None:
-    fitting = model.objective.scorers
-    if method not in fitting:
-        kind = "from left to right" if model.causal else "in both directions"
-        raise ValueError(f"method {method!r} does not fit: this model reads captions {kind}; "
-                         f"choose {' or '.join(map(repr, fitting))}")
-    if method != "monte_carlo" and interval is not None:
-        raise ValueError(f"interval is an option of method 'monte_carlo', not of {method!r}")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, not {num_samples}")
-    if interval is not None and not 0 <= interval[0] <= interval[1] <= 1:
-        raise ValueError(f"interval must be (t_min, t_max) with 0 <= t_min <= t_max <= 1, not {interval}")
+    For "parallel" a pass serves all captions of a length, and counts for the first of them.
+    """
+    options, lengths = Scoring(method, **options), (caption_lengths(text, vocab_size).cpu() - 1).tolist()
+    passes = [SCORERS[method].passes(n, options) if n else 0 for n in lengths]
+    if method == "parallel":
+        first = {n: c for c, n in reversed([*enumerate(lengths)])}
+        passes = [count * (first[n] == c) for c, (n, count) in enumerate(zip(lengths, passes, strict=True))]
+    return torch.tensor(passes)
 
 
 def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -159,16 +190,23 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs almost nothing
 
 
-def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None,
-                 copies: int = 2, draws: int | None = None) -> tuple[int, int, int]:
-    # Images per decoder call, captions per image and tokens per call. A token is counted as float32 logits, `copies` of
-    # them, and about 16 vectors of the decoder's width (the MLP's hidden layer takes 4). An image is counted as keys
-    # and values of all layers. An estimator that reads `draws` of a caption at once splits them into calls itself, and
-    # copies keys and values for calls with some of the images only.
+class Sizes(NamedTuple):
+    """Hold what fits the memory: images of a group, captions of an image, and tokens of a decoder call."""
+
+    images: int
+    captions: int
+    tokens: int
+
+
+def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,
+                options: Scoring) -> Sizes:
     vocab_size, width = model.text.output.weight.shape
     element = model.text.output.weight.element_size()
-    token_bytes = vocab_size * 4 * (1 + copies) + 16 * width * element
-    image_bytes = (2 if draws is None else 4) * len(model.text.blocks) * image_embs.shape[1] * width * element
+    streams = 2 if model.objective.order == "blocks" else 1
+    # A token is counted as float32 logits and about 16 vectors of the decoder's width (the MLP's hidden layer takes 4).
+    token_bytes = streams * (vocab_size * 4 * (1 + scorer.logits) + 16 * width * element)
+    # An image is counted as keys and values of all layers. A scorer that makes its own calls copies those of a call.
+    image_bytes = (2 if scorer.texts is None else 4) * len(model.text.blocks) * image_embs.shape[1] * width * element
     if memory_mib is not None:
         budget = memory_mib * MIB
     elif image_embs.device.type == "cuda":
@@ -180,11 +218,13 @@ def _chunk_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_
     if max_tokens < length:
         needed = math.ceil((image_bytes + length * token_bytes) / MIB)
         raise ValueError(f"memory_mib={budget // MIB} is too little: a caption of {length} tokens takes {needed} MiB")
-    images = max(1, budget // (image_bytes + candidates * (draws or 1) * length * token_bytes))
-    if draws is None:
-        return images, min(candidates, max_tokens // length), max_tokens
-    images = min(images, len(captions))
-    return images, candidates, (budget - images * image_bytes) // token_bytes
+    texts = candidates if scorer.texts is None else candidates * scorer.texts(options)
+    if options.method == "parallel":
+        texts = min(texts, length)  # one for each length
+    images = min(len(captions), max(1, budget // (image_bytes + texts * length * token_bytes)))
+    if scorer.texts is None:
+        return Sizes(images, min(candidates, max_tokens // length), max_tokens)
+    return Sizes(images, candidates, (budget - images * image_bytes) // token_bytes)
 
 
 def _network(model: Captioner, image_kv: ImageKV) -> Network:
@@ -197,7 +237,20 @@ def _network(model: Captioner, image_kv: ImageKV) -> Network:
     return network
 
 
-def _each(function: Callable[..., Tensor], *parts: Likelihood) -> Likelihood:
-    return Likelihood(*(None if fields[0] is None else function(*fields) for fields in zip(*parts, strict=True)))
+def _of_each(found: Likelihood, function: Callable[[Tensor], Tensor]) -> Likelihood:
+    return Likelihood(*(None if x is None else function(x) for x in found))
 
 
+def _joined(parts: Sequence[Likelihood], dim: int) -> Likelihood:
+    return Likelihood(*(None if x[0] is None else torch.cat(x, dim) for x in zip(*parts, strict=True)))
+
+
+def _of_all_candidates(x: Tensor, first: Tensor, length: int) -> Tensor:
+    """Return scores of all candidates, [B, C] or [B, C, length], from those of the first of equal ones.
+
+    `first` is long [B, C], the candidate that each is equal to.
+    """
+    if x.ndim == 2:
+        return torch.take_along_dim(x, first, 1)
+    x = torch.take_along_dim(x, first[..., None], 1)  # [B, C, L]
+    return F.pad(x, (0, length - x.shape[-1]), value=-1 if x.dtype == torch.long else 0)

@@ -14,6 +14,7 @@ from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
 from .draws import draw_masks, estimate
 from .exact import Likelihood, estimated, score_draws, token_log_prob
+from .scoring import DEFAULT, Scoring
 
 
 def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, vocab_size: int,
@@ -45,22 +46,21 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
     return found / hidden.sum(1).astype(np.float32)
 
 
-def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: int = 1024, seed: int = 0,
-                interval: tuple[float, float] | None = None, max_tokens: int = 4096, num_images: int = 1,
-                device: torch.device | str | None = None) -> Likelihood:
+def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scoring = DEFAULT,
+                max_tokens: int = 4096, num_images: int = 1, device: torch.device | str | None = None) -> Likelihood:
     """Return an estimate of the bound of Eq. 8 for the candidate captions of images, with common random masks.
 
     It is unbiased for every number of draws. Masks depend on (seed, length) alone. So the difference of two candidates
     of equal length has a smaller error than either score, and the errors of different images are not independent.
 
-    With `interval`, only mask counts between t_min * N and t_max * N are drawn, which the model was trained on. Their
-    mean replaces the mean over all counts, so the score is the training objective of a caption rather than Eq. 8. It is
-    still a bound if t_max = 1 and the model predicts better the more it sees.
+    With `options.interval`, only mask counts between t_min * N and t_max * N are drawn, which the model was trained on.
+    Their mean replaces the mean over all counts, so the score is the training objective of a caption rather than Eq. 8.
+    It is still a bound if t_max = 1 and the model predicts better the more it sees.
 
     Args:
         network: bidirectional.
         text: long [R, L], each image's candidates. A row without scored tokens gets 0.
-        num_samples: largest number of draws per caption.
+        options: the largest number of draws per caption, their seed, and the interval.
         max_tokens: tokens per decoder call.
         num_images: B.
         device: the network's device, by default the text's. The host waits for it once.
@@ -68,7 +68,8 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, num_samples: in
     device = text.device if device is None else device
     text = text.cpu()
     lengths, text = target_tokens(text, vocab_size).sum(1).numpy(), text.numpy()
-    draws = {n: draw_masks(n, num_samples, seed, interval) for n in np.unique(lengths[lengths > 0]).tolist()}
+    draws = {n: draw_masks(n, options.num_samples, options.seed, options.interval)
+             for n in np.unique(lengths[lengths > 0]).tolist()}
     # The captions of an image that have the same length share their masks.
     groups = [(n, rows[lengths[rows] == n]) for rows in np.split(np.arange(len(text)), num_images)
               for n in np.unique(lengths[rows]).tolist() if n]

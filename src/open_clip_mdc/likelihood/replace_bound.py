@@ -21,6 +21,7 @@ from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
 from .draws import Draws, estimate, systematic_sample
 from .exact import Likelihood, estimated, score_draws
+from .scoring import DEFAULT, Scoring
 
 
 class Noise(NamedTuple):
@@ -95,19 +96,20 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
 
 
 def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[int, torch.device], Schedule],
-          num_samples: int = 1024, seed: int = 0, max_tokens: int = 4096, num_images: int = 1,
+          options: Scoring = DEFAULT, max_tokens: int = 4096, num_images: int = 1,
           device: torch.device | str | None = None) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
-    Arguments are those of `monte_carlo`. `num_samples` must be T or more to draw every t, and 2T or more for an exact
-    standard error.
+    Arguments are those of `monte_carlo`. `options.num_samples` must be T or more to draw every t, and 2T or more for
+    an exact standard error.
     """
     device = text.device if device is None else device
     text = text.cpu()
     process, on_cpu = schedule(vocab_size, device), schedule(vocab_size, torch.device("cpu"))
     prior, steps = prior_kl(on_cpu), len(on_cpu.mask) - 1
     lengths = target_tokens(text, vocab_size).sum(1).numpy()
-    noise = {n: draw_noise(n, num_samples, seed, on_cpu) for n in np.unique(lengths[lengths > 0]).tolist()}
+    noise = {n: draw_noise(n, options.num_samples, options.seed, on_cpu)
+             for n in np.unique(lengths[lengths > 0]).tolist()}
     score, error, per_token = np.zeros(len(text)), np.zeros(len(text)), np.zeros(text.shape)
     values, tokens = bound_of_draws(network, text, noise, process, max_tokens, num_images, device) if noise else (
         None, per_token)
@@ -116,4 +118,4 @@ def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[i
         draws = Draws(drawn.masked, drawn.step - 1, np.full(steps, np.inf))
         score[rows], error[rows] = estimate(-values[rows] / n - prior, draws)
         per_token[rows, 1:n + 1] = -tokens[rows, 1:n + 1] - prior
-    return estimated(device, score, error, num_samples * (lengths > 0), per_token)
+    return estimated(device, score, error, options.num_samples * (lengths > 0), per_token)

@@ -37,8 +37,9 @@ OBJECTIVES: dict[str, Objective] = {}
 
 def register_objective(name: str, *, corrupt_full_interval: Callable | None = None,
                        token_loss: Callable = cross_entropy, order: str = "any",
-                       scorers: tuple[str, ...] = ("heuristic", "monte_carlo"), schedule: Callable | None = None,
-                       forward: Callable | None = None) -> Callable[[Callable], Callable]:
+                       scorers: tuple[str, ...] = ("heuristic", "monte_carlo", "parallel"),
+                       schedule: Callable | None = None, forward: Callable | None = None
+                       ) -> Callable[[Callable], Callable]:
     """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken."""
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:

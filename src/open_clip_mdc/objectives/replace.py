@@ -71,5 +71,5 @@ def token_loss(preset: str, logits: Tensor, predicted: Predicted, aux_weight: fl
 
 for name, preset in {"mcd": "code", "mcd-absorbing": "absorbing", "mcd-replace": "replace"}.items():
     register_objective(name, corrupt_full_interval=partial(whole_interval, preset),
-                       token_loss=partial(token_loss, preset), scorers=("bound", "heuristic", "monte_carlo"),
-                       schedule=partial(schedule, preset))(partial(mask_and_replace, preset))
+                       token_loss=partial(token_loss, preset), schedule=partial(schedule, preset),
+                       scorers=("bound", "heuristic", "monte_carlo", "parallel"))(partial(mask_and_replace, preset))

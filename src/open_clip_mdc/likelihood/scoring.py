@@ -1,0 +1,60 @@
+"""`Scoring` says how captions are scored, and `Likelihood` is what comes of it.
+
+Values that do not go together are refused when a `Scoring` is made.
+
+Dimensions: B images, C candidates of an image, R captions, L positions.
+"""
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..objectives.registry import Objective
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Set how captions are scored. Raises ValueError for values that do not fit each other.
+
+    Attributes:
+        method: a key of `log_likelihood.SCORERS`. None is the first that fits the model.
+        num_samples: most draws of a caption, for "monte_carlo" and "bound".
+        seed: of the draws.
+        interval: (t_min, t_max) of "monte_carlo", whose mask counts alone are drawn. None is all (Eq. 8).
+    """
+
+    method: str | None = None
+    num_samples: int = 1024
+    seed: int = 0
+    interval: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        if self.method not in (None, "monte_carlo") and self.interval is not None:
+            raise ValueError(f"interval is an option of method 'monte_carlo', not of {self.method!r}")
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, not {self.num_samples}")
+        if self.interval is not None and not 0 <= self.interval[0] <= self.interval[1] <= 1:
+            raise ValueError(f"interval must be (t_min, t_max) with 0 <= t_min <= t_max <= 1, not {self.interval}")
+
+    def fit(self, objective: Objective) -> "Scoring":
+        """Return the settings with a method. Raises ValueError if it does not fit the objective."""
+        if self.method is None:
+            return replace(self, method=objective.scorers[0])
+        if self.method not in objective.scorers:
+            kind = {"any": "in both directions", "causal": "from left to right", "blocks": "block by block"}
+            raise ValueError(f"method {self.method!r} does not fit: this model reads captions {kind[objective.order]}; "
+                             f"choose {' or '.join(map(repr, objective.scorers))}")
+        return self
+
+
+DEFAULT = Scoring()
+
+
+class Likelihood(NamedTuple):
+    """Scores of captions and details of their estimator. Shapes are [R, ...], or [B, C, ...] from `log_likelihood`."""
+
+    log_likelihood: Tensor  # float32 [B, C], nats
+    token_log_likelihood: Tensor | None = None  # float32 [B, C, L], 0 where not scored. None for monte_carlo
+    order: Tensor | None = None  # long [B, C, L], the step that revealed a token, or -1. Only for heuristic
+    standard_error: Tensor | None = None  # float32 [B, C], inf if unknown. Only for monte_carlo and bound
+    draws: Tensor | None = None  # long [B, C], number of draws. Only for monte_carlo and bound

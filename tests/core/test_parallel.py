@@ -1,0 +1,64 @@
+"""Claims about the parallel score: one pass for all captions of a length.    pytest tests/core/test_parallel.py"""
+import pytest
+import torch
+from conftest import VOCAB, captions, images, tiny_captioner
+from likelihoods import random_captions
+
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
+from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
+from open_clip_mdc.text.special_tokens import caption_lengths, mask_id
+
+
+def naive(model: Captioner, image: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
+    """log p of each token of one caption [L], all of them masked, from logits at every position: [L]."""
+    n = int(caption_lengths(caption, VOCAB))
+    noisy = torch.full((1, n), mask_id(VOCAB))
+    noisy[0, 0] = caption[0]
+    logits = model.logits(image[None], noisy, torch.ones(1, n, dtype=torch.bool))[0]
+    found = torch.zeros(len(caption))
+    for p in range(1, n):
+        found[p] = logits[p].log_softmax(0)[caption[p]]
+    return found
+
+
+@pytest.mark.parametrize("objective", ["mdc", "mcd-replace"])
+def test_the_score_is_that_of_each_caption_alone_with_all_tokens_masked(objective):
+    model, image = tiny_captioner(objective), images(3)
+    text = torch.stack([captions([5, 9, 5, 12, 2, 9], seed=b) for b in range(3)])
+    with torch.inference_mode():
+        found = log_likelihood(model, image, text, "parallel", return_details=True)
+        expected = torch.stack([torch.stack([naive(model, image[b], row) for row in text[b]]) for b in range(3)])
+    assert torch.allclose(found.token_log_likelihood, expected, atol=2e-5)
+    assert torch.allclose(found.log_likelihood, expected.sum(2), atol=5e-5)
+
+
+def test_a_pass_serves_all_captions_of_an_image_and_a_length(monkeypatch):
+    seen, original = [], Captioner.token_logits
+
+    def record(self, image_kv, lengths):
+        logits = original(self, image_kv, lengths)
+        return lambda text, places: seen.append(int((text == mask_id(VOCAB)).sum())) or logits(text, places)
+
+    monkeypatch.setattr(Captioner, "token_logits", record)
+    text = random_captions(300, range(3, 10))  # N of 4 to 10, with EOT
+    found = log_likelihood(tiny_captioner("mdc"), images(4), text.expand(4, -1, -1), "parallel")
+    assert found.shape == (4, 300) and sum(seen) == 4 * sum(range(4, 11))
+    passes = decoder_passes(text, VOCAB, "parallel")
+    assert passes.sum() == 7 and passes.max() == 1
+
+
+def test_the_order_of_words_is_told_by_their_places_alone():
+    """What it is not: words do not see each other, so two words that swap change two terms and no other."""
+    model, image, text = tiny_captioner("mdc"), images(1), captions([9])
+    swapped = text.clone()
+    swapped[0, [2, 6]] = text[0, [6, 2]]
+    both = log_likelihood(model, image, torch.stack((text, swapped), 1), "parallel", return_details=True)
+    same = torch.tensor([p for p in range(12) if p not in (2, 6)])
+    assert torch.equal(*both.token_log_likelihood[0][:, same].unbind(0))
+    assert not torch.equal(*both.token_log_likelihood[0].unbind(0))
+
+
+@pytest.mark.parametrize("objective", ["arc", "block-diffusion"])
+def test_models_that_read_in_order_have_no_parallel_score(objective):
+    with pytest.raises(ValueError, match="'parallel' does not fit: this model reads captions"):
+        log_likelihood(tiny_captioner(objective), images(1), captions([5]), "parallel")
