@@ -81,7 +81,8 @@ def test_the_standard_error_is_honest_where_masks_are_too_many_to_run_out():
 
 
 def test_a_single_draw_does_not_claim_to_know_its_error(mdc):
-    found = scoring.log_likelihood(mdc, images(1), random_captions(1), "monte_carlo", 1, return_details=True)
+    found = scoring.log_likelihood(mdc, images(1), random_captions(1), "monte_carlo", num_samples=1,
+                                   return_details=True)
     assert found.standard_error.isinf().all() and (found.draws == 1).all()
 
 
