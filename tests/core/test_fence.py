@@ -31,7 +31,7 @@ MOST_FLAGS = 200
 UNUSED = 9  # flags that no document and no table names
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
-ENTERED = {"load": 40, "caption": 20, "score": 17, "probe": 48, "train": 53}
+ENTERED = {"load": 40, "caption": 20, "score": 18, "probe": 48, "train": 53}
 
 
 def nodes(tree: ast.AST) -> int:
