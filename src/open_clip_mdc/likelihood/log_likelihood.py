@@ -14,7 +14,6 @@ Dimensions: B images, C candidates of an image, L positions, N scored tokens of 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +25,11 @@ from ..models.interface import ImageKV, Network, TokenLogits
 from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
 from .blocks import heuristic_in_blocks
 from .draws import draw_masks
-from .exact import Likelihood, autoregressive, heuristic
+from .exact import autoregressive, heuristic
 from .monte_carlo import monte_carlo
 from .parallel import parallel
 from .replace_bound import bound
-from .scoring import Scoring
+from .scoring import Call, Likelihood, Scorer, Scoring, Sizes
 
 MIB = 2 ** 20
 CPU_TOKENS = 4096  # most tokens of a call unless memory_mib is given. Larger calls do not fit the CPU's caches
@@ -51,17 +50,6 @@ def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
     if not count:
         raise ValueError("the mean image needs at least one image")
     return total / count
-
-
-class Call(NamedTuple):
-    """Hold candidates of some images, and the network with those images' keys and values, for a scorer."""
-
-    model: Captioner
-    network: Network
-    text: Tensor  # long [B*C, L], on the CPU
-    num_images: int  # B
-    max_tokens: int  # of a decoder call
-    device: torch.device
 
 
 def score_in_order(call: Call, options: Scoring) -> Likelihood:
@@ -87,17 +75,6 @@ def score_monte_carlo(call: Call, options: Scoring) -> Likelihood:
 def score_bound(call: Call, options: Scoring) -> Likelihood:
     return bound(call.network, call.text, call.model.vocab_size, call.model.objective.schedule, options,
                  call.max_tokens, call.num_images, call.device)
-
-
-class Scorer(NamedTuple):
-    """A way to score captions. A new one is a function, a row of SCORERS, and its name in an objective's `scorers`."""
-
-    score: Callable[[Call, Scoring], Likelihood]
-    passes: Callable[[int, Scoring], int]  # decoder passes of a caption of N tokens
-    # How many texts a caption of N tokens is read as. Such a scorer splits them into decoder calls itself. None if the
-    # driver splits the candidates, as each is read once at a time.
-    texts: Callable[[Scoring], int] | None = None
-    logits: int = 2  # how many tensors of logits it holds at once
 
 
 SCORERS = {
@@ -188,14 +165,6 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     first = torch.tensor(first)
     repeats = first != torch.arange(text.shape[1])
     return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs almost nothing
-
-
-class Sizes(NamedTuple):
-    """Hold what fits the memory: images of a group, captions of an image, and tokens of a decoder call."""
-
-    images: int
-    captions: int
-    tokens: int
 
 
 def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,

@@ -1,15 +1,21 @@
-"""`Scoring` says how captions are scored, and `Likelihood` is what comes of it.
+"""`Scoring` says how captions are scored, a `Scorer` does it in `Call`s, and `Likelihood` is what comes of it.
 
 Values that do not go together are refused when a `Scoring` is made.
 
 Dimensions: B images, C candidates of an image, R captions, L positions.
 """
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..models.interface import Network
 from ..objectives.registry import Objective
+
+if TYPE_CHECKING:
+    from ..models.captioner import Captioner
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,33 @@ class Likelihood(NamedTuple):
     order: Tensor | None = None  # long [B, C, L], the step that revealed a token, or -1. Only for heuristic
     standard_error: Tensor | None = None  # float32 [B, C], inf if unknown. Only for monte_carlo and bound
     draws: Tensor | None = None  # long [B, C], number of draws. Only for monte_carlo and bound
+
+
+class Call(NamedTuple):
+    """Hold candidates of some images, and the network with those images' keys and values, for a scorer."""
+
+    model: "Captioner"
+    network: Network
+    text: Tensor  # long [B*C, L], on the CPU
+    num_images: int  # B
+    max_tokens: int  # of a decoder call
+    device: torch.device
+
+
+class Scorer(NamedTuple):
+    """A way to score captions. A new one is a function, a row of SCORERS, and its name in an objective's `scorers`."""
+
+    score: Callable[[Call, Scoring], Likelihood]
+    passes: Callable[[int, Scoring], int]  # decoder passes of a caption of N tokens
+    # How many texts a caption of N tokens is read as. Such a scorer splits them into decoder calls itself. None if the
+    # driver splits the candidates, as each is read once at a time.
+    texts: Callable[[Scoring], int] | None = None
+    logits: int = 2  # how many tensors of logits it holds at once
+
+
+class Sizes(NamedTuple):
+    """Hold what fits the memory: images of a group, captions of an image, and tokens of a decoder call."""
+
+    images: int
+    captions: int
+    tokens: int
