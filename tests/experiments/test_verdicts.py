@@ -180,7 +180,6 @@ def test_at_most_five_percent_of_null_ledgers_hold_a_false_difference(common, sp
     rng = np.random.default_rng(3)
     false = sum(bool({"above", "below"} & set(outcomes(rng, np.zeros(ROWS), 1.0, common, spread)))
                 for _ in range(LEDGERS))
-    print(f"false differences: {false} of {LEDGERS} ledgers, seed effect {common}, rows' sd up to {spread} times")
     assert false <= MOST_FALSE
 
 
@@ -189,5 +188,4 @@ def test_at_most_five_percent_of_ledgers_hold_a_false_equality(common):
     """All rows are a margin away from the first, the nearest that is not within it."""
     rng, effects = np.random.default_rng(4), np.array([0.0] + [2.0, -2.0, 2.0] * 4)[:ROWS]
     false = sum("within" in outcomes(rng, effects, 2.0, common) for _ in range(LEDGERS))
-    print(f"false equalities: {false} of {LEDGERS} ledgers, seed effect {common}")
     assert false <= MOST_FALSE
