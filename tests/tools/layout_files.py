@@ -40,7 +40,7 @@ def first(five: list) -> list:
     return [captions[:1] for captions in five]
 
 
-def kohya(folder: Path, five: list = FIVE) -> Made:
+def text_beside(folder: Path, five: list = FIVE) -> Made:
     names = put_images(folder, "sub/{}.jpg")
     for i in range(N):
         put(folder / f"sub/{i}.txt", ("\n".join(five[i]) + "\r\n").encode(("utf-8", "utf-8-sig", "utf-16")[i % 3]))
@@ -149,15 +149,6 @@ def coco(folder: Path, five: list = FIVE) -> Made:
     return (path, "--images", folder / "val2017"), names, captions
 
 
-def llava(folder: Path, five: list = FIVE) -> Made:
-    names = put_images(folder, "images/part-0/{}.jpg")
-    path = put(folder / "chat.json", [{
-        "id": f"x{i}", "image": f"part-0/{i}.jpg", "conversations": [
-            {"from": "human", "value": "<image>\nDescribe it."}, {"from": "gpt", "value": five[i][0]},
-            {"from": "human", "value": "Is it large?"}, {"from": "gpt", "value": "No."}]} for i in range(N)])
-    return (path, "--images", folder / "images"), [name.removeprefix("images/") for name in names], first(five)
-
-
 def rows_of_images(folder: Path, five: list = FIVE) -> Made:
     path = put(folder / "train.json", [{"image": name, "caption": text} for name, captions in zip(
         put_images(folder), five, strict=True) for text in captions])
@@ -191,19 +182,6 @@ def kaggle(folder: Path, five: list = FIVE) -> Made:
     return (path, "--images", folder / "Images"), [f"{i}.jpg" for i in range(N)], five
 
 
-def json_by_file(folder: Path, five: list = FIVE) -> Made:
-    names = put_images(folder)
-    return (put(folder / "captions.json", dict(zip(names, five, strict=True))),), names, five
-
-
-def meta_cap(folder: Path, five: list = FIVE) -> Made:
-    """The JSON of kohya_ss, whose names lack the suffix unless --full_path is given."""
-    put_images(folder)
-    names = [f"{i}" if i % 2 else f"{i}.jpg" for i in range(N)]
-    return (put(folder / "meta_cap.json", {name: {"caption": captions[0], "train_resolution": [64, 64]} for
-                                           name, captions in zip(names, five, strict=True)}),), names, first(five)
-
-
 def image_path_rows(folder: Path, five: list = FIVE) -> Made:
     """Rows as in DOCCI, and with other names of the image."""
     keys = ("image_path", "image_file", "filepath", "image_name")
@@ -223,6 +201,6 @@ def coco_of_texts(folder: Path, five: list = FIVE) -> Made:
     return (path, "--images", folder / "a", "--images", folder / "b"), names, five
 
 
-MORE = (capitals, kaggle, json_by_file, meta_cap, image_path_rows, coco_of_texts)
-LAYOUTS = (kohya, json_beside, img2dataset_files, img2dataset_shards, img2dataset_parquet, imagefolder_csv,
-           imagefolder_jsonl, hub_parquet, plain_parquet, coco, llava, rows_of_images, own_csv)
+MORE = (capitals, kaggle, image_path_rows, coco_of_texts)
+LAYOUTS = (text_beside, json_beside, img2dataset_files, img2dataset_shards, img2dataset_parquet, imagefolder_csv,
+           imagefolder_jsonl, hub_parquet, plain_parquet, coco, rows_of_images, own_csv)

@@ -22,12 +22,11 @@ from layout_files import (
     hub_parquet,
     imagefolder_csv,
     img2dataset_shards,
-    kohya,
-    llava,
     own_csv,
     put,
     put_images,
     put_table,
+    text_beside,
 )
 from shard_files import make_image, members, texts, tool
 from strategies import caption, damage, examples, randoms
@@ -91,7 +90,7 @@ def complaint(*argv) -> str:
 
 
 def test_what_cannot_be_used_stops_it_by_name_or_is_left_out_and_listed(tmp_path, capsys):
-    kohya(tmp_path / "in")
+    text_beside(tmp_path / "in")
     (tmp_path / "in/sub/1.txt").unlink()
     put(tmp_path / "in/sub/2.txt", b"caf\xe9")
     (tmp_path / "in/sub/3.jpg").unlink()
@@ -123,14 +122,12 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
     assert "2 images cannot be used" in complaint("--train", table, "--captions-key", "alt_text", "--out",
                                                     tmp_path / "o")
     assert "'t.parquet#0': no image\n'1.jpg': no image\n" == capsys.readouterr().err
-    chat = put(tmp_path / "c.json", [{"id": "t", "conversations": [{"from": "gpt", "value": "x"}]},
-                                     {"image": ["a.jpg", "b.jpg"], "conversations": [{"from": "gpt", "value": "x"}]}])
-    assert "'row 1 (keys: id, conversations)': no image" in complaint("--train", chat, "--out", tmp_path / "out")
+    rows = put(tmp_path / "c.json", [{"id": "t", "text": "x"}, {"image": ["a.jpg", "b.jpg"], "text": "x"}])
+    assert "'row 1 (keys: id, text)': no image" in complaint("--train", rows, "--out", tmp_path / "out")
 
 
 def test_folders_without_captions_and_tables_without_images_say_what_is_missing(tmp_path):
     put_images(tmp_path / "bare")
-    put(tmp_path / "bare/0.tags", "dog")
     (tmp_path / "empty").mkdir()
     put_table(tmp_path / "about.parquet", {"url": ["x"], "caption": ["y"]})
     imagefolder_csv(tmp_path / "two")
@@ -138,7 +135,7 @@ def test_folders_without_captions_and_tables_without_images_say_what_is_missing(
     put(tmp_path / "two/metadata.jsonl", '{"file_name": "images/0.jpg", "text": "x"}')
     coco(tmp_path / "coco")[0][0].rename(tmp_path / "coco/captions_val2017.json")
     (tmp_path / "coco/val2017").rename(tmp_path / "coco/elsewhere")
-    for source, words in (("bare", "none of its 8 images has a .txt, .caption or .json beside it (there are 0.tags)"),
+    for source, words in (("bare", "none of its 8 images has a .txt, .caption or .json beside it"),
                           ("two", "remove one"),
                           ("empty", "holds no image, no shard (.tar) and no table (.parquet)"),
                           ("about.parquet", "has no column of image bytes, only url, caption"),
@@ -147,15 +144,15 @@ def test_folders_without_captions_and_tables_without_images_say_what_is_missing(
         assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
 
 
-def test_numbers_in_a_table_are_said_to_be_numbers(tmp_path):
+def test_numbers_in_a_table_are_said_to_be_no_texts(tmp_path):
     path = put_table(tmp_path / "t.parquet", {"image": [make_image(0)], "text": [7]})
-    assert "its captions are numbers, such as 7 (columns: image, text" in complaint("--train", path, "--out", "out")
+    assert "its captions are no texts, such as 7 (columns: image, text" in complaint("--train", path, "--out", "out")
 
 
 def test_each_split_has_its_images_and_a_name_in_two_folders_is_refused(tmp_path, capsys):
     for split in ("train", "val"):
         put_images(tmp_path / split, f"{split}{{}}.jpg")
-        put(tmp_path / f"{split}.json", {f"{split}{i}.jpg": FIVE[i] for i in range(N)})
+        put(tmp_path / f"{split}.json", [{"image": f"{split}{i}.jpg", "captions": FIVE[i]} for i in range(N)])
     argv = ("--train", tmp_path / "train.json", "--val", tmp_path / "val.json", "--images", tmp_path / "train",
             "--images", tmp_path / "val")
     assert complaint_of("prepare", "shards", *argv, "--out", tmp_path / "out") is None
@@ -232,7 +229,7 @@ def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_
         said += [complaint_of(name, "--pretrained", runs / "mdc", path, "--out", out) for name, out in (
             ("caption", "c.jsonl"), ("embed", "e"))]
     assert all(printed_command(line)[2:4] == ["--train", str(path)] for line in said), said
-    assert complaint_of(*argv, *(("--images", "my photos/images") if layout is llava else ())) is None
+    assert complaint_of(*argv) is None
     assert (tmp_path / argv[5] / "val/00000.tar").exists()
 
 
@@ -244,7 +241,7 @@ def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_
     assert complaint_of(*printed_command(stop.value.code)) is None
 
 
-@pytest.mark.parametrize("layout", [hub_parquet, coco, kohya], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("layout", [hub_parquet, coco, text_beside], ids=lambda layout: layout.__name__)
 def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on(layout, tmp_path):
     """The real commands, as a user would give them."""
     source, names, captions = layout(tmp_path / "in")

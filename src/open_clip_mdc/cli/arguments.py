@@ -88,7 +88,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_output(karpathy)
     shards = sources.add_parser("shards", help="prepare your own images and captions: webdataset shards, a folder with "
                                 "a .txt or .json beside each image, metadata.csv or metadata.jsonl, Parquet tables, "
-                                "COCO's captions, LLaVA's JSON or a CSV file")
+                                "COCO's captions, JSON rows or a CSV file")
     for split, what in (("train", "training"), ("val", "validation"), ("test", "test")):
         shards.add_argument(f"--{split}", metavar="DATA", help=f"{what} data: a folder, a file, or a pattern such as "
                             "'DIR/{00000..00005}.tar' or 'DIR/train-*.parquet'")

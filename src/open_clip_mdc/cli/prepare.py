@@ -29,6 +29,7 @@ from typing import NoReturn
 from ..data import shards as tars
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
+from ..data.paths import inside
 from ..data.shards import CAPTION_SEPARATOR, find_shards, shard_pattern
 from ..errors import plural
 from ..progress import progress_bar
@@ -41,28 +42,22 @@ MAX_SHOWN = 20  # images named on the terminal when they cannot be used
 
 
 def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list[Sample]]:
+    """Return the images of each split with their captions. Raises ValueError for another file than Karpathy's."""
     rows: dict[str, list[Sample]] = {}
-    what = f"{annotations} is not Karpathy's dataset_{dataset}.json"
     try:
         content = parse_json(Path(annotations).read_bytes())
-    except ValueError as problem:
-        raise ValueError(f"{what}: {problem!r}") from problem
-    try:
         if content.get("dataset", dataset) != dataset:
-            raise ValueError(f"{annotations} is for {content['dataset']!r}, not for {dataset}")
-        for row in content["images"]:
-            place = Path(row.get("filepath", ""), row["filename"])
-            if place.is_absolute() or ".." in place.parts:
-                raise ValueError(f"{annotations} names an image outside {images}: {str(place)!r}")
+            raise ValueError(f"it is for {content['dataset']!r}")
+        for number, row in enumerate(content["images"], 1):
             # In the folder that it names (COCO's train2014, val2014), or directly in --images.
-            path = Path(images, place) if Path(images, place).exists() else Path(images, place.name)
+            path = inside(Path(images), str(Path(row.get("filepath", ""), row["filename"])), Path(annotations), number)
+            path = path if path.exists() else Path(images, path.name)
             rows.setdefault(SPLITS[row["split"]], []).append(
                 Sample(path.name, path, [s["raw"] for s in row["sentences"]]))
-    except (KeyError, TypeError, AttributeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
         why = f"it has no {problem}" if isinstance(problem, KeyError) else str(problem)
-        if isinstance(content, dict) and "annotations" in content:
-            why = "it is COCO's own file, which has no split into train, val and test"
-        raise ValueError(f"{what}: {why}. Get Karpathy's by open_clip_mdc fetch {dataset}") from problem
+        raise ValueError(f"{annotations} is not Karpathy's dataset_{dataset}.json: {why}. Get it by "
+                         f"open_clip_mdc fetch {dataset}") from problem
     return rows
 
 
@@ -73,13 +68,9 @@ def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str
         texts = [" ".join(text.split()) for text in given if tars.is_text(text)]  # no line end, no U+001E
         try:
             if not texts:
-                other = next((text for text in given if text is not None and not isinstance(text, str)), None)
-                if other is not None:
-                    kind = "numbers" if isinstance(other, int | float) else "no texts"
-                    raise ValueError(f"its captions are {kind}, such as {other!r:.50}{seen}")
-                half = next((text for text in given if isinstance(text, str) and text.strip()), None)
-                raise ValueError(f"no captions{seen}" if half is None else
-                                 f"its caption {half!r} holds half a character, which no file can: write it again")
+                other = next((text for text in given if text is not None and str(text).strip()), None)
+                raise ValueError(f"no captions{seen}" if other is None else
+                                 f"its captions are no texts, such as {other!r:.50}{seen}")
             if 12 * sum(map(len, texts)) > tars.LARGEST_TEXT:  # a letter may take 12 bytes in KEY.json
                 raise ValueError(f"captions of {sum(map(len, texts)):,} letters")
             image = read_file(image, tars.LARGEST) if isinstance(image, Path) else image

@@ -5,9 +5,7 @@
     DIR/metadata.csv, DIR/metadata.jsonl        Hugging Face's imagefolder: file_name relative to it, and a caption
     DIR/*.parquet                               a column of image bytes, or of {bytes, path} (Hugging Face, img2dataset)
     captions_val2017.json                       COCO's captions, with the images in --images
-    chat.json, chat.jsonl                       rows of an image and its caption, or LLaVA's conversations, whose first
-                                                answer is the caption
-    captions.json                               {"a.jpg": "a dog"}, or {"a.jpg": {"caption": "a dog"}} (kohya_ss)
+    rows.json, rows.jsonl                       rows of an image and its caption, or captions
     pairs.csv, captions.txt                     a table as open_clip_train reads it, Kaggle's Flickr8k
     DIR/*.tar                                   webdataset shards (img2dataset's webdataset)
 
@@ -27,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ..data.captions import find_apart, text_of, without_image
 from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
-from ..data.files import files_below
+from ..data.files import files_below, parse_json
 from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden, is_shard
 from ..data.shards import (
     CAPTION_SEPARATOR,
@@ -38,9 +36,8 @@ from ..data.shards import (
     read_metadata,
     read_samples,
 )
-from ..data.text import decode_text
+from ..data.text import decode_text, read_lines
 from ..progress import progress_bar
-from .prepare_json import read_json_rows
 
 BESIDE = ("txt", "caption", "json")  # suffixes of captions beside images
 NAMES = ("filename", "file_name", "key", "id")  # keys of the image's name beside its bytes
@@ -110,20 +107,14 @@ def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
             files, captions, seen = {"txt": path}, None, f": {problem}"
         found.append((Sample(str(path.relative_to(folder)), path, captions, seen), files))
     if not any(files for _, files in found):
-        others = [path.name for names in folders.values() for one in names.values() for path in one.values()]
-        seen = f" (there are {', '.join(sorted(others)[:3])})" if others else ""
         raise ValueError(f"{folder} has no captions: none of its {len(found)} images has a .txt, .caption or .json "
-                         f"beside it{seen}, and there is no metadata.csv or metadata.jsonl")
+                         f"beside it, and there is no metadata.csv or metadata.jsonl")
     return [sample for sample, _ in found]
 
 
 def image_file(folders: Sequence[Path], name: str, source: Path, number: int) -> Path:
-    """Return the image of a row in the one of the folders that holds it. Raises ValueError if several do.
-
-    The name may lack its suffix, as in kohya_ss's files.
-    """
-    ends = ("",) if name.lower().endswith(IMAGE_FILES) else ("", *IMAGE_FILES)
-    places = [inside(folder, name + end, source, number) for folder in folders for end in ends]
+    """Return the image of a row in the one of the folders that holds it. Raises ValueError if several do."""
+    places = [inside(folder, name, source, number) for folder in folders]
     there = [path for path in places if os.path.exists(path)] if len(places) > 1 else places
     if len(there) > 1:
         raise ValueError(f"{source}, row {number}: {name} is {there[0]} and {there[1]}: give one --images, or prepare "
@@ -146,9 +137,6 @@ def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -
             raise ValueError(f"{source}, row {number} is {type(row).__name__}, not an object such as "
                              '{"image": "a.jpg", "caption": "a dog"}')
         name, captions = next((row[name] for name in IMAGES if row.get(name)), None), caption_of(row, key)
-        if captions is None and isinstance(turns := row.get("conversations"), list):
-            captions = next((turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in (
-                "gpt", "assistant")), None)
         if not isinstance(name, str):
             name, image = f"row {number} (keys: {', '.join(row)})", b""
         else:
@@ -160,9 +148,41 @@ def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -
     return list(found.values())
 
 
+def coco_rows(content: dict, key: str) -> list[dict]:
+    captions: dict[str, list] = {}
+    for row in content["annotations"]:
+        captions.setdefault(str(row["image_id"]), []).append(row["caption"])
+    rows = [{FILE_NAME: image["file_name"], key: captions.get(str(image["id"]))} for image in content["images"]]
+    if rows and captions and not any(row[key] for row in rows):
+        raise ValueError(f"its annotations are of other images: their image_id {next(iter(captions))} is no id of them")
+    return rows
+
+
+def parse(text: str | bytes, place: object) -> object:
+    try:
+        return parse_json(text)
+    except ValueError as problem:
+        raise ValueError(f"{place} is not JSON: {problem}") from problem
+
+
 def read_json(path: Path, images: Sequence[str], key: str) -> list[Sample]:
-    """Return the images of COCO's captions, of a JSON list or object of rows, or of JSON lines (`from_rows`)."""
-    rows, folder = read_json_rows(path, key)
+    """Return the images of COCO's captions, of a JSON list of rows, or of JSON lines (`from_rows`)."""
+    folder = path.parent
+    if path.suffix.lower() == ".jsonl":
+        rows = [parse(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
+    else:
+        rows = parse(path.read_bytes(), path)
+    if isinstance(rows, dict):
+        year = path.stem.removeprefix("captions_")  # COCO's annotations/captions_val2017.json names images in val2017/
+        folder = next((there for above in (folder, folder.parent) if (there := above / year).is_dir()), folder)
+        try:
+            rows = coco_rows(rows, key)
+        except (KeyError, TypeError, ValueError) as problem:
+            why = f"it has no {problem}, only {', '.join(list(rows)[:5])}" if isinstance(problem, KeyError) else problem
+            raise ValueError(f"{path} is neither a captions_*.json of COCO nor a list of images with captions: {why}. "
+                             f"Karpathy's dataset_coco.json is for `prepare coco`") from problem
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} holds {type(rows).__name__}, no images with captions")
     return from_rows(rows, path, [Path(one) for one in images] or [folder], key)
 
 
