@@ -25,36 +25,29 @@ from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, latest_checkpoin
 from .trials import find_augmentation_problem, find_list_problem, find_optimizer_problem
 
 # Flags for contrastive training, distillation or a text tower, which a captioner refuses: why, or what to do instead.
+LEAVE_OUT = "leave it out"
 NOT_FOR_CAPTIONERS = {
     "siglip": "a captioner has one loss. Leave it out, or add -contrastive to the model's name",
-    **dict.fromkeys(("distill_model", "distill_pretrained"),
-                    "a captioner has no contrastive features to distil. Leave it out"),
+    "distill_model": LEAVE_OUT,
+    "distill_pretrained": LEAVE_OUT,
     "lock_text": "the loss is the text decoder's. Use --lock-image to train the decoder alone",
     "horovod": "start with torchrun instead",
     "trace": "a traced model cannot train. Leave it out",
     "torchscript": "use --torchcompile",
-    **dict.fromkeys(("imagenet_val", "imagenet_v2"),
-                    "use clip_benchmark (linear probe, or zero-shot by likelihood) on the checkpoint"),
+    "imagenet_val": "use clip_benchmark on the checkpoint",
+    "imagenet_v2": "use clip_benchmark on the checkpoint",
     "use_bnb_linear": "its layers would also replace the length head. Leave it out",
-    **dict.fromkeys(("use_naflex", "force_naflex_vision"),
-                    "the decoder attends to images of one size. Leave it out"),
-    **dict.fromkeys(("audio_zeroshot_dataset", "pretrained_audio"), "a captioner has no audio. Leave it out"),
+    "use_naflex": "the decoder attends to images of one size. Leave it out",
+    "force_naflex_vision": "the decoder attends to images of one size. Leave it out",
+    "audio_zeroshot_dataset": LEAVE_OUT,
+    "pretrained_audio": LEAVE_OUT,
 }
-GATHERED = "no features are gathered"
-# Flags without effect on a captioner: flag, its default, why.
-WITHOUT_EFFECT = [
-    *((flag, silent, GATHERED) for flag, silent in (
-        ("local_loss", False), ("gather_with_grad", False), ("loss_dist_impl", None))),
-    ("coca_caption_loss_weight", 2.0, "it is CoCa's"),
-    ("coca_contrastive_loss_weight", 1.0, "it is CoCa's"),
-    ("lock_text_unlocked_layers", 0, "the text decoder cannot be locked"),
-    ("lock_text_freeze_layer_norm", False, "the text decoder cannot be locked"),
-    ("lock_image_freeze_bn_stats", False, "a locked or pretrained BatchNorm keeps its statistics"),
-    ("force_custom_text", False, "a captioner has a text decoder of its own"),
-    ("length_bucketing", False, "its captions are packed without padding"),
-    ("text_pad_multiple", None, "its captions are packed without padding"),
-    ("zeroshot_frequency", 2, "there is no zero-shot classification by ImageNet"),
-]
+# Flags without effect on a captioner, with their defaults. With a contrastive loss, features are gathered.
+GATHERED = {"local_loss": False, "gather_with_grad": False, "loss_dist_impl": None}
+WITHOUT_EFFECT = {
+    "coca_caption_loss_weight": 2.0, "coca_contrastive_loss_weight": 1.0, "lock_text_unlocked_layers": 0,
+    "lock_text_freeze_layer_norm": False, "lock_image_freeze_bn_stats": False, "force_custom_text": False,
+    "length_bucketing": False, "text_pad_multiple": None, "zeroshot_frequency": 2}
 GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
 # Ranges of numbers: in words, the least, the greatest, the flags.
 NUMBERS = [
@@ -164,19 +157,17 @@ def find_value_problem(args) -> str | None:
     if args.distill_model and args.distill_pretrained and (args.accum_freq > 1 or "coca" in args.model.lower()):
         return (f"--distill-model {args.distill_model} works with --accum-freq 1 only, and with no CoCa: OpenCLIP's "
                 "distillation has neither")
-    device = re.fullmatch(r"(cuda|cpu|mps|xpu|npu|hpu)(?::(\d+))?", args.device)
-    if device is None:
-        return f"--device {args.device} is not known: give cuda, cuda:1, cpu or mps"
-    if device[1] == "cuda" and torch.cuda.is_available() and int(device[2] or 0) >= torch.cuda.device_count():
+    for flag, name, known in (
+            ("device", re.sub(r":\d+$", "", args.device), ("cuda", "cpu", "mps", "xpu", "npu", "hpu")),
+            ("opt", re.sub("^timm/.*", "timm/NAME", args.opt.lower()), (*version.OPTIMIZERS, "timm/NAME")),
+            ("lr-scheduler", args.lr_scheduler, ("cosine", "const", "const-cooldown"))):
+        if name not in known:
+            return f"--{flag} {getattr(args, flag.replace('-', '_'))} is not known: give {', '.join(known)}"
+    device, _, number = args.device.partition(":")
+    if device == "cuda" and torch.cuda.is_available() and int(number or 0) >= torch.cuda.device_count():
         return f"--device {args.device}: there are only {torch.cuda.device_count()} GPUs, counted from 0"
-    if args.opt.lower() not in version.OPTIMIZERS and not args.opt.lower().startswith("timm/"):
-        return f"--opt {args.opt} is not known: give {', '.join(version.OPTIMIZERS)} or timm/NAME"
-    if args.lr_scheduler not in ("cosine", "const", "const-cooldown"):
-        return f"--lr-scheduler {args.lr_scheduler} is not known: give cosine, const or const-cooldown"
-    if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown is None:
-        return "--lr-scheduler const-cooldown needs --epochs-cooldown"
-    if args.lr_scheduler == "const-cooldown" and args.epochs_cooldown > args.epochs:
-        return f"--epochs-cooldown {args.epochs_cooldown} is more than --epochs {args.epochs}"
+    if args.lr_scheduler == "const-cooldown" and not 0 < (args.epochs_cooldown or 0) <= args.epochs:
+        return f"--lr-scheduler const-cooldown needs --epochs-cooldown, at most --epochs {args.epochs}"
     return None
 
 
@@ -264,9 +255,10 @@ def find_warnings(args) -> Iterator[str]:
                 yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
         yield from (f"--train-data: {warning}" for warning in warn_of_rows(args.train_data, args))
     contrasts = getattr(class_named(args.model), "contrasts", False)
-    for flag, silent, why in WITHOUT_EFFECT if is_captioner(args.model) else ():
-        if getattr(args, flag, silent) != silent and not (contrasts and why == GATHERED):
-            yield f"--{flag.replace('_', '-')} has no effect on a captioner: {why}"
+    silent = WITHOUT_EFFECT | ({} if contrasts else GATHERED) if is_captioner(args.model) else {}
+    for flag, default in silent.items():
+        if getattr(args, flag, default) != default:
+            yield f"--{flag.replace('_', '-')} has no effect on a captioner"
     if args.precision == "amp" and on_cuda and is_captioner(args.model):
         yield ("--precision amp is float16, whose gradient scaler waits for the GPU at every step: "
                "--precision amp_bf16 --torchcompile is faster")

@@ -6,8 +6,6 @@ import torch
 from open_clip.transform import image_transform
 from PIL import Image
 
-from ..errors import close_names
-
 
 def find_list_problem(args) -> str | None:
     """Check the lengths of lists, and the factors of sources of shards."""
@@ -20,18 +18,15 @@ def find_list_problem(args) -> str | None:
     factors, sources = args.train_data_upsampling_factors, (args.train_data or "").split("::")
     if factors is None or args.dataset_type == "csv" or sources[0].endswith((".csv", ".tsv")):
         return None
-    what = f"--train-data-upsampling-factors {factors}"
-    if not args.dataset_resampled:
-        return f"{what} needs --dataset-resampled, which draws shards by them"
     try:
         numbers = [float(factor) for factor in factors.split("::")]
     except ValueError:
-        return f"{what} should be numbers joined by ::, such as 2::1"
-    if len(numbers) != len(sources):
-        return f"{what} has {len(numbers)} numbers for {len(sources)} sources in --train-data: give one each"
-    if not all(0 <= number < math.inf for number in numbers) or not sum(numbers):
-        return f"{what} should be 0 or more and finite, and not all 0"
-    return None
+        numbers = []
+    fit = len(numbers) == len(sources) and all(0 <= number < math.inf for number in numbers) and sum(numbers) > 0
+    if fit and args.dataset_resampled:
+        return None
+    return (f"--train-data-upsampling-factors {factors} needs --dataset-resampled, which draws shards by them, and one "
+            f"number of 0 or more for each of {len(sources)} sources, joined by ::, such as 2::1")
 
 
 def find_augmentation_problem(args) -> str | None:
@@ -52,27 +47,22 @@ def find_augmentation_problem(args) -> str | None:
 
 def find_optimizer_problem(args) -> str | None:
     """Check --opt timm/NAME by a step, with the flags that OpenCLIP passes on."""
-    name = args.opt.lower().removeprefix("timm/")
-    if not args.opt.lower().startswith("timm/"):
+    kind, _, name = args.opt.lower().partition("/")
+    if kind != "timm":
         return None
-    from timm.optim import create_optimizer_v2, list_optimizers
-    if name.removeprefix("lookahead_") not in list_optimizers():
-        return f"--opt {args.opt} is no optimizer of timm{close_names(name, list_optimizers())}"
-    if args.lr is None:
-        return f"--opt {args.opt} needs --lr"
-    if (args.beta1 is None) != (args.beta2 is None):
-        return f"--opt {args.opt} needs both of --beta1 and --beta2, or none"
-    model, more = torch.nn.Linear(2, 2), {}
-    if args.beta1 is not None:
-        more["betas"] = args.beta1, args.beta2
+    from timm.optim import create_optimizer_v2
+    more, model = {}, torch.nn.Linear(2, 2)
     if args.momentum is not None:
         more["momentum"] = args.momentum
     try:
+        if (args.beta1, args.beta2) != (None, None):
+            more["betas"] = float(args.beta1), float(args.beta2)
         with torch.enable_grad():
-            optimizer = create_optimizer_v2(model, name, lr=args.lr, weight_decay=args.wd, eps=args.eps, **more)
+            optimizer = create_optimizer_v2(model, name, lr=float(args.lr), weight_decay=args.wd, eps=args.eps, **more)
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     except Exception as problem:  # each optimizer has its own needs
-        why = "give --eps 1e-6, say" if args.eps is None and "NoneType" in str(problem) else "give other flags"
-        return f"--opt {args.opt} cannot take a step ({str(problem).strip() or type(problem).__name__}): {why}"
+        flags = ("lr", "wd", "eps", "beta1", "beta2", "momentum")
+        given = ", ".join(f"--{flag} {getattr(args, flag)}" for flag in flags)
+        return f"--opt {args.opt} cannot take a step with {given} ({str(problem).strip()}): give those that it needs"
     return None
