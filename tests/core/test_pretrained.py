@@ -212,13 +212,12 @@ def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
     make_image(0).save("0.png")
     for options, error, words in (
             ({"precision": "fp64"}, ValueError, "precision is 'fp64': it must be fp32, bf16, fp16"),
-            ({"precision": 16}, TypeError, r"precision is 16 \(int\)"),
+            ({"precision": 16}, ValueError, "precision is 16: it must be fp32, bf16, fp16"),
             ({"device": "gpu"}, ValueError, "gpu is no device: give cpu, cuda"),
-            ({"device": 0}, TypeError, r"device is 0 \(int\)"),
+            ({"device": 0}, ValueError, "0 is no device: give cpu, cuda"),
             ({"device": "cpu", "compile": True}, ValueError, "compile is True: it must be False on cpu"),
-            ({"model_name": ["mdc"]}, TypeError, "model_name is"),
             ({"pretrained": ""}, ValueError, "pretrained is empty: give a run folder"),
-            ({"pretrained": None}, TypeError, r"pretrained is None \(NoneType\): it must be a text or a path"),
+            ({"pretrained": None}, TypeError, "not NoneType"),
             ({"pretrained": tmp_path}, FileNotFoundError, "give a checkpoint file or a run of open_clip_train")):
         with pytest.raises(error, match=words):
             open_clip_mdc.load(**{"pretrained": run, **options})

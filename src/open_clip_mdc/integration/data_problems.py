@@ -6,7 +6,7 @@ is refused if most are. Validation is refused if some are, as its numbers would 
 import os
 from collections.abc import Iterator
 from io import BytesIO
-from itertools import islice
+from itertools import islice, takewhile
 
 from PIL import Image
 
@@ -26,13 +26,12 @@ def number_of_processes() -> int:
     return world_info_from_env()[2]
 
 
-def find_size_problem(pairs: int, args) -> str | None:
-    """Check that there are enough pairs for one step. Else OpenCLIP would save a model that was never trained."""
+def check_size(pairs: int, args) -> None:
+    """Raise ValueError for too few pairs for one step. OpenCLIP would save a model that was never trained."""
     processes = number_of_processes()
-    if pairs >= args.batch_size * processes * args.accum_freq:
-        return None
-    return (f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} processes x "
-            f"--accum-freq {args.accum_freq}. Lower one of them")
+    if pairs < args.batch_size * processes * args.accum_freq:
+        raise ValueError(f"{pairs} pairs are fewer than one step takes: --batch-size {args.batch_size} x {processes} "
+                         f"processes x --accum-freq {args.accum_freq}. Lower one of them")
 
 
 def has_own_keys(args) -> bool:
@@ -45,23 +44,25 @@ def is_csv(path: str, args) -> bool:
     return args.dataset_type == "csv" or args.dataset_type == "auto" and path.endswith((".csv", ".tsv"))
 
 
-def find_csv_problem(path: str, args, is_train: bool) -> str | None:
+def check_csv(path: str, args, is_train: bool) -> None:
     """Check rows and empty cells. OpenCLIP would drop or join rows, and train on "nan" for an empty caption."""
     if not os.path.isfile(path):
-        return f"{path}: no such file"
+        raise FileNotFoundError(f"{path}: no such file")
     try:
         rows = read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator)
     except ValueError as problem:
-        named = ", or name the columns by --csv-img-key and --csv-caption-key"
-        return f"{problem}{named}" if "no columns" in str(problem) else str(problem)
+        named = ", or name the columns by --csv-img-key and --csv-caption-key" * ("no columns" in str(problem))
+        raise ValueError(f"{problem}{named}") from problem
     for what in ("image", "caption"):
-        empty = [row.line for row in rows if not getattr(row, what).strip()]
-        if empty:
-            return f"{path} has {len(empty)} rows without {what}, the first in line {empty[0]}: fill or drop them"
+        if empty := [row.line for row in rows if not getattr(row, what).strip()]:
+            raise ValueError(f"{path} has {len(empty)} rows without {what}, the first in line {empty[0]}: fill or drop "
+                             "them")
     shown, lacking = look_at_images(path, rows, not is_train)
     if len(lacking) > shown / 2 or lacking and not is_train:
-        return f"{len(lacking)} of {shown} images that were looked at cannot be read. The first is {lacking[0]}"
-    return find_size_problem(len(rows), args) if is_train else None
+        raise ValueError(f"{len(lacking)} of {shown} images that were looked at cannot be read. The first is "
+                         f"{lacking[0]}")
+    if is_train:
+        check_size(len(rows), args)
 
 
 def look_at_images(path: str, rows: list[Row], every: bool = False) -> tuple[int, list[str]]:
@@ -107,45 +108,42 @@ def why_no_pair(shard: str) -> str | None:
     return find_apart(shard) or why
 
 
-def find_sample_problem(shards: list[str], is_train: bool) -> str | None:
+def check_samples(shards: list[str], is_train: bool) -> None:
     """Check shards on this machine: the first samples of training, all names of validation."""
     here = [shard for shard in shards if os.path.isfile(shard)]
     if is_train:
-        first = why_no_pair(here[0]) if here else None
-        return first if first and all(map(why_no_pair, here[1:LOOK_SHARDS])) else None
+        reasons = list(takewhile(bool, map(why_no_pair, here[:LOOK_SHARDS])))
+        if reasons and len(reasons) == len(here[:LOOK_SHARDS]):
+            raise ValueError(reasons[0])
+        return
     for shard in here:
-        try:
-            sum(1 for _ in file_names(shard))
-        except (ValueError, OSError) as problem:
-            return str(problem)
+        for _ in file_names(shard):  # raises if the shard is cut off
+            pass
         if problem := find_apart(shard) or why_no_pair(shard):
-            return problem
-    return None
+            raise ValueError(problem)
 
 
-def find_shard_problem(path: str, args, is_train: bool) -> str | None:
+def check_shards(path: str, args, is_train: bool) -> None:
     """Check that the shards are there, are enough for all workers, and that their number of pairs is known."""
     from open_clip_train.data import get_dataset_size
-    try:
-        shards = find_shards(path)
-    except FileNotFoundError as problem:
-        return str(problem)
-    if not is_train:
-        return None if has_own_keys(args) else find_sample_problem(shards, is_train)
-    workers, processes = max(1, args.workers), number_of_processes()
-    if len(shards) < workers * processes and not args.dataset_resampled:
+    shards, processes = find_shards(path), number_of_processes()
+    if is_train and len(shards) < max(1, args.workers) * processes and not args.dataset_resampled:
         most = len(shards) // processes
-        return (f"{len(shards)} shards are too few for {workers} workers x {processes} processes, each with its own: "
-                "give " + (f"--workers {most}, " if most else "") + "more shards, or --dataset-resampled")
-    try:
-        pairs = args.train_num_samples or get_dataset_size(path)[0] or 0
-        if not pairs > 0:
-            return f"no sizes.json beside {shards[0]} says how many pairs there are: give --train-num-samples"
-        return find_size_problem(pairs, args) or (None if has_own_keys(args) else find_sample_problem(shards, is_train))
-    except KeyError as missing:
-        return f"sizes.json beside {shards[0]} has no entry {missing}: give --train-num-samples"
-    except (ValueError, TypeError, LookupError, RecursionError) as problem:
-        return f"sizes.json beside {shards[0]} is damaged ({problem}): give --train-num-samples"
+        raise ValueError(f"{len(shards)} shards are too few for {max(1, args.workers)} workers x {processes} "
+                         "processes, each with its own: give " + (f"--workers {most}, " if most else "") +
+                         "more shards, or --dataset-resampled")
+    if is_train:
+        try:
+            pairs = int(args.train_num_samples or get_dataset_size(path)[0] or 0)
+        except (ValueError, TypeError, LookupError, RecursionError) as problem:
+            raise ValueError(f"sizes.json beside {shards[0]} is damaged or lacks a shard ({problem}): give "
+                             "--train-num-samples") from problem
+        if pairs <= 0:
+            raise ValueError(f"no sizes.json beside {shards[0]} says how many pairs there are: give "
+                             "--train-num-samples")
+        check_size(pairs, args)
+    if not has_own_keys(args):
+        check_samples(shards, is_train)
 
 
 def find_data_problem(args) -> str | None:
@@ -153,25 +151,30 @@ def find_data_problem(args) -> str | None:
     if args.dataset_type == "synthetic":
         if args.val_data or not args.train_num_samples:
             return "--dataset-type synthetic needs --train-num-samples and no --val-data"
-        return find_size_problem(args.train_num_samples, args)
+        check_size(args.train_num_samples, args)
+        return None
     if not (args.train_data or args.val_data or args.imagenet_val or args.imagenet_v2):
         return "no data: give --train-data, --val-data, or --dataset-type synthetic"
     for split, path in (("train", args.train_data), ("val", args.val_data)):
-        if path and (problem := find_problem_of(path, args, split)):
+        try:
+            if path:
+                check_data(path, args, split)
+        except (ValueError, OSError) as problem:
             return f"--{split}-data: {problem}"
     return None
 
 
-def find_problem_of(path: str, args, split: str) -> str | None:
-    """Check the data of a split."""
+def check_data(path: str, args, split: str) -> None:
+    """Raise ValueError or OSError for data of a split that cannot be read."""
     if os.path.isdir(path):
         there = any(is_shard(name) for name in os.listdir(path))
         shards = f"its shards, {path.rstrip('/')}/{{00000..00007}}.tar"
-        return f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}"
+        raise ValueError(f"{path} is a folder: give {shards if there else 'shards, made by ' + to_shards(path, split)}")
     if path.lower().endswith((".parquet", ".json", ".jsonl")):
-        return f"{path} is no shard: {to_shards(path, split)}"
+        raise ValueError(f"{path} is no shard: {to_shards(path, split)}")
     if is_csv(path, args):
-        return find_csv_problem(path, args, split == "train")
-    if args.dataset_type == "auto" and not path.endswith(".tar"):
-        return f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type"
-    return find_shard_problem(path, args, split == "train")
+        check_csv(path, args, split == "train")
+    elif args.dataset_type == "auto" and not path.endswith(".tar"):
+        raise ValueError(f"{path} ends in neither .tar, .csv nor .tsv: give --dataset-type")
+    else:
+        check_shards(path, args, split == "train")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from open_clip_train.data import SharedEpoch
 from open_clip_train.precision import get_autocast
@@ -32,6 +33,7 @@ from ..data.weights import save_tensors
 from ..models import towers
 
 BATCH = 32
+DIGEST = "S16"  # numpy's bytes, which end in zeros. So all 16 are compared
 
 
 def digest(image: bytes) -> bytes:
@@ -46,7 +48,7 @@ class FeatureCache:
                  epochs: int | None = None):
         self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
         self.epochs = epochs or math.inf  # the tower is locked in these
-        self.rows: dict[bytes, tuple[Path, int]] = {}
+        self.files: list[Path] = []
         self.opened: dict = {}
 
     def fill(self, tower: nn.Module, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
@@ -55,7 +57,7 @@ class FeatureCache:
         Each process begins at its part of the shards and then takes any that no other process computes. They wait for
         one another at the files' locks, as a shard may take longer than the time-out of a collective operation.
         """
-        if self.rows:
+        if self.files:
             return
         # The repr of a function in the transform holds its address in memory.
         settings = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
@@ -73,11 +75,18 @@ class FeatureCache:
                     if not file.exists():
                         count += self._write(tower, shard, file, precision, device)
                     hidden.unlink(missing_ok=True)  # who waits for it, or makes another, finds the file
-        for file in files:
-            found = cache.read_tensors(file)["digests"].numpy()
-            self.rows |= {row.tobytes(): (file, number) for number, row in enumerate(found)}
-        logging.info(f"Features of {len(self.rows)} images in {place}: {count} computed here in "
+        self.index(files)
+        logging.info(f"Features of {len(self.digests)} images in {place}: {count} computed here in "
                      f"{time.monotonic() - start:.1f} s")
+
+    def index(self, files: list[Path]) -> None:
+        """Read the hashes of all files, sorted, with the place of each in the row of all images: 24 bytes an image."""
+        found = [cache.read_tensors(file)["digests"].numpy() for file in files]
+        self.files, self.starts = files, np.cumsum([0, *map(len, found)])
+        digests = np.ascontiguousarray(np.concatenate(found)[::-1]).view(DIGEST).ravel()
+        # Of an image that comes again, the last place counts, which is the first one in the reversed order.
+        self.digests, places = np.unique(digests, return_index=True)
+        self.places = len(digests) - 1 - places
 
     @torch.no_grad()
     def _write(self, tower: nn.Module, shard: str, file: Path, precision: str, device: str) -> int:
@@ -105,15 +114,22 @@ class FeatureCache:
             yield from image_pairs(samples)
             return
         for sample, captions in captioned(samples):
-            place = self.rows.get(digest(sample[image_member(sample)]))
-            if place is not None:  # else the image cannot be read, which `batches` logged
-                yield {"image": self.tokens(*place), "text": CAPTION_SEPARATOR.join(captions)}
+            tokens = self.tokens(sample[image_member(sample)])
+            if tokens is not None:  # else the image cannot be read, which `batches` logged
+                yield {"image": tokens, "text": CAPTION_SEPARATOR.join(captions)}
 
-    def tokens(self, file: Path, row: int) -> Tensor:
-        """Return the tokens [P, D] of an image, a row of a file."""
+    def tokens(self, image: bytes) -> Tensor | None:
+        """Return the tokens [P, D] of an image by its bytes, None if there are none."""
+        wanted = np.array(digest(image), DIGEST)
+        near = np.searchsorted(self.digests, wanted)
+        if near == len(self.digests) or self.digests[near:near + 1] != wanted:
+            return None
+        place = self.places[near]
+        number = np.searchsorted(self.starts, place, side="right") - 1
+        file = self.files[number]
         if file not in self.opened:
             self.opened[file] = cache.read_tensors(file)["tokens"]
-        return self.opened[file][row]
+        return self.opened[file][place - self.starts[number]]
 
     def __getstate__(self) -> dict:  # for worker processes, which open the files themselves
         return {**vars(self), "opened": {}}

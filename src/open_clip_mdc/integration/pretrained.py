@@ -282,16 +282,11 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError if it is not that of a captioner.
     """
-    for name, value, types in (("pretrained", pretrained, (str, os.PathLike)), ("model_name", model_name, str),
-                               ("device", device, (str, torch.device)), ("precision", precision, str)):
-        if not isinstance(value, types) and (value is not None or name == "pretrained"):
-            raise TypeError(f"{name} is {value!r} ({type(value).__name__}): it must be a text"
-                            + " or a path" * (name == "pretrained"))
     if not os.fspath(pretrained).strip():
         raise ValueError("pretrained is empty: give a run folder, a checkpoint, local-dir:DIR or hf-hub:ORG/NAME")
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: it must be {', '.join(PRECISIONS)}")
-    device = default_device(device and str(device))
+    device = default_device(None if device is None else str(device))
     if compile and not device.startswith("cuda"):
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)

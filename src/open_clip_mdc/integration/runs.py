@@ -24,7 +24,6 @@ WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.safeten
 SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as in open_clip_train.main
 PHOTO, PHOTO_MODEL = "photo", "MDC-small-timm-tf_efficientnet_lite0"  # the packaged captioner and its architecture
 CONFIG = "open_clip_config.json"
-LIMIT = 1e38  # float32 has infinity above
 IMAGE_SETTINGS = ("mean", "std", "interpolation", "resize_mode")
 KNOWN = {"interpolation": ("bicubic", "bilinear", "random"), "resize_mode": ("shortest", "longest", "squash")}
 
@@ -56,20 +55,21 @@ def latest_checkpoint(folder: Path) -> Path:
 @lru_cache  # one warning per process
 def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
     paths = [path for path, _, _ in found]
-
-    def by_name(path: Path) -> tuple[bool, int]:
-        return path.stem == "epoch_latest", int(path.stem[6:]) if path.stem[6:].isdecimal() else -1
     if len(paths) == 1:
         return paths[0]
-    epochs = {path: stored_epoch(path) for path in paths}
+
+    def by_name(path: Path) -> float:
+        number = path.stem.removeprefix("epoch_")
+        return math.inf if number == "latest" else int(number) if number.isdecimal() else -1
+    epochs = {path: stored_epoch(path) for path in paths}  # None if it cannot be read
     expected = max(paths, key=by_name)
-    readable = [path for path in paths if epochs[path] is not None] or [expected]
-    best = max(readable, key=lambda path: (epochs[path] or 0, by_name(path)))
-    over = [f"{path.name} ({'cannot be read' if epoch is None else f'epoch {epoch}'})" for path, epoch in epochs.items()
-            if path != best and (path == expected or epoch is None)]
+    best = max(paths, key=lambda path: (-1 if epochs[path] is None else epochs[path], by_name(path)))
+    over = [path for path in paths if path != best and (path == expected or epochs[path] is None)]
     if over:
+        told = ", ".join(f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})"
+                         for path in over)
         # OpenCLIP sets up logging only later.
-        print(f"warning: {best} is taken (epoch {epochs[best]}), not {', '.join(over)}", file=sys.stderr)
+        print(f"warning: {best} is taken (epoch {epochs[best]}), not {told}", file=sys.stderr)
     return best
 
 
