@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from open_clip_mdc import errors as messages
-from open_clip_mdc.data.files import end_when_terminated, start_in_utf8
+from open_clip_mdc.data.files import end_when_terminated
 from open_clip_mdc.data.outputs import check_unread, files_in
 from open_clip_mdc.integration.patches import SHARDS, Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
@@ -77,8 +77,6 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int | None:
-    if argv is None:
-        start_in_utf8()
     end_when_terminated()
     argv = sys.argv[1:] if argv is None else argv
     parser, args, flags = messages.read_flags(parse, argv)

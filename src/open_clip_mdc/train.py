@@ -9,15 +9,13 @@ This file registers the captioners, reports flags that cannot work, and calls `o
 import logging
 import sys
 
-from .data.files import end_when_terminated, start_in_utf8
+from .data.files import end_when_terminated
 from .errors import complaint, of_worker
 from .integration.arguments import parse, parse_first
 
 
 def main(argv: list[str] | None = None) -> int | None:
     """Train, and return OpenCLIP's exit status (None or -1). Bad flags end the process with one line."""
-    if argv is None:
-        start_in_utf8()
     argv = sys.argv[1:] if argv is None else argv
     end_when_terminated()
     parse_first(argv)

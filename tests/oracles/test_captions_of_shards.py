@@ -2,9 +2,6 @@
 
 What is right is known from how each tar is written here.
 """
-import os
-import subprocess
-import sys
 
 import pytest
 from conftest import png
@@ -86,12 +83,3 @@ def test_lengths_the_tools_and_prepare_say_that_files_are_apart(layout, tmp_path
     assert "tar --sort=name" in capsys.readouterr().err
     assert "tar --sort=name" in str(list(images.read_images([tmp_path / "x.tar"]))[-1].source)
     assert any("tar --sort=name" in sample.seen for sample in prepare_layouts.read_shards([shard], "captions"))
-
-
-@pytest.mark.parametrize("main", ["open_clip_mdc.cli", "open_clip_mdc.train"])
-def test_names_are_utf8_whatever_the_locale(main):
-    """In a locale without letters Python would take each byte of a name for half a character, also in JSON."""
-    script = f"import sys, {main} as m; m.start_in_utf8(); print(sys.getfilesystemencoding(), ascii(sys.argv[1]))"
-    place = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    said = subprocess.run([sys.executable, "-c", script, "\u00fc".encode()], env=place, capture_output=True, check=True)
-    assert said.stdout == b"utf-8 '\\xfc'\n"

@@ -80,8 +80,8 @@ def test_quotes_that_open_no_cell_are_text_in_a_table_of_tabs(tmp_path):
     (b'caption,image\n"stop,a.jpg\na dog,b.jpg\nsign",c.jpg\n', "line 2 opens a quote that closes in line 4"),
     (b"a.jpg,a dog\n", "its first line should name them"),
     (b"image,caption,caption\na.jpg,a,b\n", "two columns 'caption'"),
-    (b"PAR1\0\0", "is a parquet table"), ("image,caption\n".encode("utf-16-le"), "is full of zero bytes"),
-    (b"", "only []"), (b"a.jpg".ljust(257, b"\0") + b"ustar\0".ljust(255, b"\0"), "is a tar, not text: for shards "),
+    (b"PAR1\0\0", "make shards of a parquet"), ("image,caption\n".encode("utf-16-le"), "save a text as UTF-8"),
+    (b"", "only []"), (b"a.jpg".ljust(257, b"\0") + b"ustar\0".ljust(255, b"\0"), "for a tar give --dataset-type"),
     (b"image_name| comment\na.jpg| a dog\n", "(separated by '|')"),
 ])
 def test_what_would_drop_join_or_cut_rows_is_refused_with_its_line(content, words, tmp_path):

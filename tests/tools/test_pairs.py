@@ -291,5 +291,5 @@ def test_what_is_no_pairs_is_named_with_what_to_make_of_it(place, tmp_path):
             assert f"{name} is a" in complaint and "no image and no shard" in complaint, complaint
     assert not (tmp_path / "y.jsonl").exists()
     complaint = complaint_of("prepare", "shards", "--test", tmp_path / "x.zip", "--out", tmp_path / "p")
-    assert "x.zip is a zip archive, no image and no shard" in complaint
+    assert "x.zip is a .zip file, no image and no shard" in complaint
     assert "is an image without a caption" in score(place, "--pairs", place / "images/0.png", "--out", tmp_path / "s")

@@ -52,5 +52,5 @@ def test_a_zero_byte_is_a_letter_of_a_caption_and_many_are_another_encoding(tmp_
     (tmp_path / "a.txt").write_bytes(b"a dog\0 on a bike\na cat\n")
     assert read_lines(tmp_path / "a.txt") == ["a dog\0 on a bike", "a cat"]
     (tmp_path / "b.txt").write_bytes("a dog\n".encode("utf-16-le"))
-    with pytest.raises(ValueError, match="b.txt is full of zero bytes"):
+    with pytest.raises(ValueError, match="b.txt is no UTF-8 text but full of other"):
         read_lines(tmp_path / "b.txt")

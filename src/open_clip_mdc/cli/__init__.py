@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from ..data.files import end_when_terminated, start_in_utf8
+from ..data.files import end_when_terminated
 from ..data.outputs import is_folder, ready
 from ..errors import complaint, of_worker, read_flags
 from ..version import __version__
@@ -85,8 +85,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Run a tool. Exits with status 2 on wrong usage, and with 1 and one line on bad input."""
-    if argv is None:
-        start_in_utf8()
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     module = f"{__name__}.{args.tool.replace('-', '_')}"

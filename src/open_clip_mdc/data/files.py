@@ -32,12 +32,6 @@ def end_when_terminated() -> None:
         signal.signal(signal.SIGTERM, _end)
 
 
-def start_in_utf8() -> None:
-    """Start this program again in UTF-8 if its locale has another encoding: names and texts are UTF-8 in all files."""
-    if sys.getfilesystemencoding() != "utf-8":
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-
-
 def is_stdout(path: Path) -> bool:
     """Return whether a path is where this process prints."""
     try:

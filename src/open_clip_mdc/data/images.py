@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .captions import captioned, find_apart, text_of, without_image
-from .csv_pairs import CsvRows, read_csv
 from .files import check_readable
 from .paths import formats, is_shard
 from .shards import CAPTION_SEPARATOR, image_member, image_suffix, read_samples
 from .workers import STUCK, fitting, image_bytes
+
+if TYPE_CHECKING:
+    from .csv_pairs import CsvRows
 
 MAX_PIXELS = 160_000_000  # as the header says: the largest cameras have 151 million, and half a gigabyte is decoded
 MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
@@ -63,14 +65,15 @@ def why_apart(shard: str | Path) -> str:
     return f". {apart}" if apart else ""
 
 
-def read_images(paths: list[Path | CsvRows]) -> Iterator[Source]:
+def read_images(paths: "list[Path | CsvRows]") -> Iterator[Source]:
     """Yield the images of files, tables and shards. Those of a shard are called SHARD::KEY (`named_samples`).
 
     After a shard that is cut off comes a ValueError that says so, and after one with samples that have no image a
     `MissingImages`.
     """
     for path in paths:
-        if isinstance(path, CsvRows):
+        if not isinstance(path, Path):
+            from .csv_pairs import read_csv  # only tables need it
             yield from (Source(*row) for row in read_csv(path))
             continue
         if not is_shard(path):
@@ -174,7 +177,7 @@ class Batch(NamedTuple):
 class Images(Dataset):
     """Batches of images in the order of `read_images`. The main process reads the files, and workers decode them."""
 
-    paths: list[Path | CsvRows]
+    paths: "list[Path | CsvRows]"
     transform: Callable  # the model's, from an RGB image to [3, H, W], with or without its last steps (`to_bytes`)
     batch_size: int
     limit: int | None = None  # number of images to read, from the first

@@ -19,13 +19,9 @@ IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
 # Images that cannot be read. They are reported if a folder holds them, as users may expect them to be read.
 UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
 SHARDS = (".tar", ".tar.gz", ".tgz")
-# Other files that users give where images or shards are expected, by suffix.
-OTHERS = {".parquet": "a parquet table", ".arrow": "an Arrow table", ".json": "a JSON file",
-          ".jsonl": "a JSON Lines file", ".csv": "a table", ".tsv": "a table", ".txt": "a text",
-          ".zip": "a zip archive", ".npy": "a NumPy array",
-          ".h5": "an HDF5 file", ".lmdb": "a database", ".html": "a page", ".pdf": "a PDF", ".mp4": "a video"}
-
 TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # those that `open_clip_mdc prepare shards` reads
+# Other files that users give where images or shards are expected.
+OTHERS = (*TO_SHARDS, ".arrow", ".txt", ".zip", ".npy", ".h5", ".lmdb", ".html", ".pdf", ".mp4")
 
 
 @cache
@@ -77,10 +73,8 @@ def files_beside(image: Path, folders: dict[Path, dict[str, dict[str, Path]]]) -
 
 
 def for_shell(name: str | Path) -> str:
-    """Return a name as one word of a command to paste. Characters that do not print are written out, for bash."""
-    if str(name).isprintable():
-        return quote(str(name))
-    return "$'" + "".join(chr(c) if c < 128 and chr(c).isalnum() else f"\\x{c:02x}" for c in os.fsencode(name)) + "'"
+    """Return a name as one word of a command to paste."""
+    return quote(str(name))
 
 
 def to_shards(path: str | Path, split: str = "train") -> str:
@@ -103,11 +97,10 @@ def check_kind(path: str | Path) -> None:
     """Raise ValueError, with a way to convert it, for what is neither an image nor a shard."""
     check_readable(path)
     suffix = Path(path).suffix.lower()
-    kind = OTHERS.get(suffix)
-    if kind and not is_image(path):
+    if suffix in OTHERS and not is_image(path):
         what = (f"make shards of it by {to_shards(path)}" if suffix in TO_SHARDS else
                 "write its images to files, or with their captions to shards (KEY.jpg and KEY.txt in a .tar)")
-        raise ValueError(f"{path} is {kind}, no image and no shard: {what}")
+        raise ValueError(f"{path} is a {suffix} file, no image and no shard: {what}")
 
 
 def expand(pattern: str) -> list[str]:

@@ -25,13 +25,10 @@ def no_text(path: str | Path, line: int, problem: UnicodeDecodeError) -> ValueEr
 
 def check_head(path: str | Path, head: bytes) -> None:
     """Raise ValueError for a file that is not text at all."""
-    if head.startswith(b"PAR1"):
-        raise ValueError(f"{path} is a parquet table, not text: if it holds images, make shards of it by "
-                         f"{to_shards(path)}")
-    if head[257:262] == b"ustar":
-        raise ValueError(f"{path} is a tar, not text: for shards give --dataset-type webdataset")
-    if 8 * head.count(0) > len(head) and len(find_mark(head)) != 2:  # UTF-8 has few zeros, UTF-16 has many
-        raise ValueError(f"{path} is full of zero bytes, so it is not UTF-8 text: save the file as UTF-8")
+    zeros = 8 * head.count(0) > len(head) and len(find_mark(head)) != 2  # UTF-8 has few zeros, UTF-16 has many
+    if zeros or head.startswith(b"PAR1") or head[257:262] == b"ustar":
+        raise ValueError(f"{path} is no UTF-8 text but full of other bytes: save a text as UTF-8, make shards of a "
+                         f"parquet table by {to_shards(path)}, and for a tar give --dataset-type webdataset")
 
 
 def decode_text(content: bytes, path: str | Path) -> str:

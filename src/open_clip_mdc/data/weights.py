@@ -56,15 +56,12 @@ def _check_zip(path: Path) -> str:
     if damaged:
         raise ValueError(f"{path} is damaged (the checksum of {damaged} is wrong): copy or make it again")
     within = {name.partition("/")[2] for name in names}
-    if "constants.pkl" in within:
-        raise ValueError(f"{path} is no checkpoint: it is a TorchScript program. Give the state_dict of its model, as "
-                         "torch.save writes it")
-    if "data.pkl" in within:
+    if "data.pkl" in within and "constants.pkl" not in within:
         return "torch"
     if all(name.endswith(".npy") for name in names):
         return "npz"
-    what = "a program of torch.export" if "archive_format" in within else "a zip file without weights"
-    raise ValueError(f"{path} is no checkpoint: it is {what}")
+    raise ValueError(f"{path} is no checkpoint but another zip file, such as a TorchScript program: give the "
+                     "state_dict of its model, as torch.save writes it")
 
 
 def _open_safetensors(path: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import number_from, read_flags
 from . import plugins
 from .configs import has_patch_tower
-from .hook import hook
+from .openclip import hook
 
 
 def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:

@@ -26,8 +26,7 @@ from ..data.shards import CAPTION_SEPARATOR, regroup
 from ..data.workers import STUCK, fitting, image_bytes
 from .data_problems import has_own_keys
 from .feature_cache import FeatureCache
-from .hook import hook
-from .openclip import version
+from .openclip import hook, version
 from .prefetch import PrefetchLoader, split_normalization
 
 

@@ -19,7 +19,7 @@ from ..models.towers import patch_tower
 from ..objectives.loss import CaptionLoss
 from . import configs
 from .configs import has_patch_tower, is_captioner
-from .hook import hook
+from .openclip import hook
 from .runs import image_settings
 
 CHARACTERS = 10_000  # of a text, which BPE reads in quadratic time. No token of CLIP's has more than 24

@@ -13,8 +13,7 @@ from torch.nn import parallel
 from ..models.towers import patch_tower
 from .configs import has_patch_tower
 from .factory import trains_captioner
-from .hook import hook
-from .openclip import version
+from .openclip import hook, version
 from .training import reproducible, unwrap
 
 Schedule = Callable[[int], float]

@@ -3,7 +3,6 @@
 SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one, a training run, an exported model, or
 timm:NAME.
 """
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from open_clip.model import CLIPVisionCfg
 from torch import Tensor
 
 from ..data import weights
+from ..data.files import parse_json
 from ..errors import close_names
 from ..models import tower_weights, towers
 from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
@@ -110,10 +110,8 @@ def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
     for name in CONFIG_FILES:
         if (folder / name).is_file():
             try:
-                found[name] = json.loads((folder / name).read_text(encoding="utf-8"))
-                if not isinstance(found[name], dict):
-                    raise ValueError("it is no JSON object")
-            except (ValueError, RecursionError) as problem:
+                found[name] = parse_json((folder / name).read_text(encoding="utf-8"))
+            except ValueError as problem:
                 raise ValueError(f"{folder / name} is damaged ({problem})") from problem
     config = found.get("config.json", {})
     try:

@@ -48,6 +48,7 @@ WITHOUT_EFFECT = {
     "coca_caption_loss_weight": 2.0, "coca_contrastive_loss_weight": 1.0, "lock_text_unlocked_layers": 0,
     "lock_text_freeze_layer_norm": False, "lock_image_freeze_bn_stats": False, "force_custom_text": False,
     "length_bucketing": False, "text_pad_multiple": None, "zeroshot_frequency": 2}
+OF_SHARDS = {"train_num_samples": None, "dataset_resampled": False, "train_data_upsampling_factors": None}
 GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
 # Ranges of numbers: in words, the least, the greatest, the flags.
 NUMBERS = [
@@ -243,22 +244,10 @@ def find_warnings(args) -> Iterator[str]:
     if args.train_data and epoch is not None and epoch >= args.epochs:
         yield (f"--resume {args.resume} is of epoch {epoch}, so there is nothing to train up to --epochs "
                f"{args.epochs}: give more")
-    if args.lock_image_unlocked_groups and not args.lock_image:
-        yield "--lock-image-unlocked-groups has no effect without --lock-image"
-    if getattr(args, "image_lr_scale", None) and args.lock_image and not args.lock_image_unlocked_groups:
-        yield "--image-lr-scale has no effect with --lock-image: the image tower does not train"
-    if getattr(args, "learn_image_bn_stats", False) and args.lock_image and not args.lock_image_unlocked_groups:
-        yield "--learn-image-bn-stats has no effect with --lock-image: a locked BatchNorm keeps its statistics"
-    if args.train_data and is_csv(args.train_data, args):
-        for flag in ("train_num_samples", "dataset_resampled", "train_data_upsampling_factors"):
-            if getattr(args, flag):
-                yield f"--{flag.replace('_', '-')} has no effect on a CSV file"
+    table = bool(args.train_data) and is_csv(args.train_data, args)
+    if table:
         yield from (f"--train-data: {warning}" for warning in warn_of_rows(args.train_data, args))
-    contrasts = getattr(class_named(args.model), "contrasts", False)
-    silent = WITHOUT_EFFECT | ({} if contrasts else GATHERED) if is_captioner(args.model) else {}
-    for flag, default in silent.items():
-        if getattr(args, flag, default) != default:
-            yield f"--{flag.replace('_', '-')} has no effect on a captioner"
+    yield from flags_without_effect(args, table)
     if args.precision == "amp" and on_cuda and is_captioner(args.model):
         yield ("--precision amp is float16, whose gradient scaler waits for the GPU at every step: "
                "--precision amp_bf16 --torchcompile is faster")
@@ -267,6 +256,20 @@ def find_warnings(args) -> Iterator[str]:
     for path in (args.train_data, args.val_data):
         if path and args.dataset_type != "synthetic" and not is_csv(path, args):
             yield from warnings_of(find_shards(path))
+
+
+def flags_without_effect(args, table: bool) -> Iterator[str]:
+    """Yield a warning for each flag that changes nothing. `table` tells that the training data are a CSV file."""
+    locked = args.lock_image and not args.lock_image_unlocked_groups
+    contrasts = getattr(class_named(args.model), "contrasts", False)
+    of_captioners = WITHOUT_EFFECT | ({} if contrasts else GATHERED)
+    for applies, where, flags in (
+            (not args.lock_image, "without --lock-image", {"lock_image_unlocked_groups": 0}),
+            (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False}),
+            (table, "on a CSV file", OF_SHARDS), (is_captioner(args.model), "on a captioner", of_captioners)):
+        for flag, default in flags.items() if applies else ():
+            if getattr(args, flag, default) != default:
+                yield f"--{flag.replace('_', '-')} has no effect {where}"
 
 
 def warn_of_warmup(args, batches: int) -> None:

@@ -25,7 +25,8 @@ SIGLIP_ARGS = {"init_logit_scale": math.log(10), "init_logit_bias": -10}  # as i
 PHOTO, PHOTO_MODEL = "photo", "MDC-small-timm-tf_efficientnet_lite0"  # the packaged captioner and its architecture
 CONFIG = "open_clip_config.json"
 IMAGE_SETTINGS = ("mean", "std", "interpolation", "resize_mode")
-KNOWN = {"interpolation": ("bicubic", "bilinear", "random"), "resize_mode": ("shortest", "longest", "squash")}
+KNOWN = {"interpolation": "bicubic, bilinear, random", "resize_mode": "shortest, longest, squash"}
+SIZES = {"mean": "three numbers", "std": "three numbers above 0", "size": "one or two numbers"}
 
 
 class Checkpoint(NamedTuple):
@@ -117,8 +118,7 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder only: give the run, or "
                          f"the folder that export --to open_clip wrote")
     if path.is_dir():
-        named = path if path.name else path.absolute()  # "." has no name
-        path = latest_checkpoint(path if named.name == "checkpoints" else path / "checkpoints")
+        path = latest_checkpoint(path if path.absolute().name == "checkpoints" else path / "checkpoints")
     params = params_file(path)
     if params.exists():
         values = read_params(params)
@@ -186,18 +186,18 @@ def checked_settings(told: dict, where: Path | str) -> dict:
     told = {name: told[name] for name in (*IMAGE_SETTINGS, "size") if told.get(name) is not None}
     for name, value in told.items():
         parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        kinds = set(map(type, parts))
         if name in KNOWN:
-            right, what = value in KNOWN[name], ", ".join(KNOWN[name])
+            right = value in KNOWN[name].split(", ")
         elif name == "size":
-            right, what = len(parts) in (1, 2) and {type(side) for side in parts} == {int}, "one or two numbers"
+            right = len(parts) in (1, 2) and kinds == {int}
         else:
             # Images are float32. They are divided by "std".
             least = -1e38 if name == "mean" else 0
-            right = len(parts) in (1, 3) and all(type(x) in (int, float) and least < x < 1e38 for x in parts)
-            what = "three numbers" + " above 0" * (name == "std")
+            right = len(parts) in (1, 3) and kinds <= {int, float} and least < min(parts) and max(parts) < 1e38
             told[name] = parts
         if not right:
-            raise ValueError(f"{where}: its image {name} is {repr(value)[:80]}, not {what}")
+            raise ValueError(f"{where}: its image {name} is {repr(value)[:80]}, not {(KNOWN | SIZES)[name]}")
     return told
 
 

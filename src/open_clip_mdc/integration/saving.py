@@ -6,8 +6,7 @@ import torch
 
 from ..data import weights
 from ..data.files import new_file
-from .hook import hook
-from .openclip import version
+from .openclip import hook, version
 from .runs import latest_checkpoint
 
 

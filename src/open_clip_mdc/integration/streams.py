@@ -2,7 +2,7 @@
 from webdataset.handlers import reraise_exception
 
 from ..data.shards import META, as_file, training_members
-from .hook import hook
+from .openclip import hook
 
 
 @hook

@@ -17,8 +17,7 @@ from ..models.towers import patch_tower
 from .data import seed_noise
 from .factory import class_named, trains_captioner
 from .finite import WatchedLoss, check_weights
-from .hook import hook
-from .openclip import version
+from .openclip import hook, version
 from .validation import nelbo
 
 
