@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PRELOADED = ["open_clip_train.main", "open_clip_mdc.train", "open_clip_mdc.integration.problems",
+PRELOADED = ["open_clip_train.main", "open_clip_mdc.train", "open_clip_mdc.integration.check_flags",
              "clip_benchmark_ext.cli", "clip_benchmark.cli"]
 
 

@@ -21,9 +21,9 @@ def main(argv: list[str] | None = None) -> int | None:
     parse_first(argv)
     import torch.distributed as dist
 
+    from .integration.check_flags import find_problem, find_warnings
     from .integration.checkpoints import first_lines, is_of_weights
     from .integration.patches import register
-    from .integration.problems import find_problem, find_warnings
     from .integration.processes import keep_freed_memory, leave_at_exit
     from .integration.runs import bring_latest
     register(training=True)

@@ -17,8 +17,8 @@ from training import MAIN, TORCHRUN, equal, losses, open_clip_train, open_clip_t
 import open_clip_mdc
 from clip_benchmark_ext import cli
 from open_clip_mdc.extras.contrastive import ContrastiveLoss, OpenCLIPContrastiveCaptioner
+from open_clip_mdc.integration.check_flags import find_captioner_problem
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner
-from open_clip_mdc.integration.problems import find_captioner_problem
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.objectives.loss import CaptionLoss
 

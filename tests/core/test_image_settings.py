@@ -15,7 +15,7 @@ from training import equal
 
 import open_clip_mdc
 from open_clip_mdc import train
-from open_clip_mdc.integration import checkpoints, image_source, problems
+from open_clip_mdc.integration import check_flags, checkpoints, image_source
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration.runs import PHOTO_MODEL, find
 
@@ -72,8 +72,8 @@ def test_training_takes_what_the_tools_take_and_its_run_remembers_how_images_are
                      "photo": ("photo", PHOTO_MODEL)}[given]
     args = train.parse(["--model", model, "--pretrained", str(source), "--dataset-type", "synthetic",
                         "--train-num-samples", "64", "--precision", "fp32", "--image-std", "1", "1", "1"])
-    assert problems.find_problem(args) is None and Path(args.pretrained).is_file()
-    assert not [said for said in problems.find_warnings(args) if "mean and std" in said]
+    assert check_flags.find_problem(args) is None and Path(args.pretrained).is_file()
+    assert not [said for said in check_flags.find_warnings(args) if "mean and std" in said]
     assert args.image_mean == ([0.5] * 3 if given == "photo" else TOLD["mean"]) and args.image_std == [1, 1, 1]
     assert (args.image_interpolation, args.image_resize_mode) == (
         ("bicubic", "shortest") if given == "photo" else ("bilinear", "longest"))
@@ -82,7 +82,7 @@ def test_training_takes_what_the_tools_take_and_its_run_remembers_how_images_are
 def test_the_packaged_captioner_is_known_to_training_by_its_name(tmp_path):
     """Its tower, too. As a model it is told how to be started from."""
     args = train.parse(["--model", "photo", "--precision", "fp32"])
-    assert problems.find_problem(args).endswith(f"give --model {PHOTO_MODEL} --pretrained photo")
+    assert check_flags.find_problem(args).endswith(f"give --model {PHOTO_MODEL} --pretrained photo")
     args = train.parse(["--model", PHOTO_MODEL, "--pretrained-image", "photo"])
     assert args.image_mean == [0.5] * 3 and image_source.check("photo", PHOTO_MODEL) is None
 

@@ -8,7 +8,7 @@ import open_clip_mdc
 from open_clip_mdc import train
 from open_clip_mdc.data.images import encode_png
 from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.integration import problems
+from open_clip_mdc.integration import check_flags
 from open_clip_mdc.integration.openclip import MAJOR
 
 PNG = encode_png(Image.new("RGB", (8, 8)))
@@ -38,18 +38,18 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
             writer.write({"__key__": "0", "png": PNG, "txt": "a dog"})
     argv = ["--model", "MDC-ViT-Ti-8", "--train-data", f"{tmp_path}/{{00..28}}.tar", "--train-num-samples", "2900"]
     monkeypatch.setenv("WORLD_SIZE", "8")
-    found = problems.find_problem(train.parse([*argv, "--workers", "8"]))
+    found = check_flags.find_problem(train.parse([*argv, "--workers", "8"]))
     assert "29 shards are too few for 8 workers x 8 processes" in found and "--workers 3" in found
     for enough in (["--workers", "3"], ["--workers", "8", "--dataset-resampled"]):
-        assert problems.find_problem(train.parse([*argv, *enough])) is None
+        assert check_flags.find_problem(train.parse([*argv, *enough])) is None
 
 
 def test_16_bit_types_are_warned_of_where_they_are_slow(csv, monkeypatch):
     open_clip_mdc.register(training=True)
-    monkeypatch.setattr(problems, "emulated", lambda device, dtype: device == "cpu" and dtype == torch.float16)
+    monkeypatch.setattr(check_flags, "emulated", lambda device, dtype: device == "cpu" and dtype == torch.float16)
 
     def warnings(*flags):
-        return list(problems.find_warnings(train.parse(["--train-data", str(csv), "--precision", "amp", *flags])))
+        return list(check_flags.find_warnings(train.parse(["--train-data", str(csv), "--precision", "amp", *flags])))
     [warning] = warnings("--model", "ViT-B-32")
     assert "slower in float16" in warning and "fp32" in warning
     for fast in ("fp32", "bf16", "amp_bf16"):
@@ -66,7 +66,7 @@ def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
 
     def warned(*flags):
         caplog.clear()
-        problems.warn_of_warmup(train.parse(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--lr", "1e-3",
+        check_flags.warn_of_warmup(train.parse(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--lr", "1e-3",
                                              "--accum-freq", "2", "--epochs", "3", *flags]), 5)
         return caplog.text
     assert "--warmup 10000 is longer than this run of 6 steps: the learning rate ends at 6e-07" in warned()
@@ -82,7 +82,7 @@ def test_a_run_without_an_epoch_left_and_16_bit_weights_are_warned_of(csv, tmp_p
     def warned(*flags):
         argv = ["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--precision", "fp32", "--device", "cpu",
                 "--logs", str(tmp_path), "--name", "run", *flags]
-        return " ".join(problems.find_warnings(train.parse(argv)))
+        return " ".join(check_flags.find_warnings(train.parse(argv)))
     for which in ("latest", str(last)):
         for epochs in "34":
             assert f"is of epoch 4, so there is nothing to train up to --epochs {epochs}" in warned(
@@ -98,7 +98,7 @@ def test_flags_that_change_nothing_are_said_to(csv):
 
     def warnings(model, *flags):
         argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
-        return list(problems.find_warnings(train.parse(argv)))
+        return list(check_flags.find_warnings(train.parse(argv)))
     flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--train-num-samples")
     found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
     assert len(found) == 5 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)

@@ -7,7 +7,7 @@ from conftest import VOCAB, captions, images
 
 import open_clip_mdc
 from open_clip_mdc import errors, train
-from open_clip_mdc.integration import problems
+from open_clip_mdc.integration import check_flags
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models import convert as conversion
 from open_clip_mdc.models.vq import PREFIX, VQCfg, VQTower
@@ -165,7 +165,7 @@ def test_locking_freezes_the_embedding_too():
 
 def problem(*flags) -> str | None:
     open_clip_mdc.register()
-    return problems.find_problem(train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type",
+    return check_flags.find_problem(train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type",
                                               "synthetic", "--train-num-samples", "64", *map(str, flags)]))
 
 

@@ -17,7 +17,7 @@ import open_clip_mdc
 from clip_benchmark_ext.tasks.zeroshot import read_classifier
 from open_clip_mdc import train
 from open_clip_mdc.cli import taming
-from open_clip_mdc.integration import checkpoints, image_source, problems, saving
+from open_clip_mdc.integration import check_flags, checkpoints, image_source, saving
 from open_clip_mdc.integration import clip as clip_models
 
 MODEL = "MDC-ViT-Ti-8"
@@ -107,7 +107,7 @@ def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, tm
     args = train.parse(["--model", MODEL, "--pretrained", "w.pt", "--dataset-type", "synthetic",
                         "--train-num-samples", "8", "--precision", "fp32"])
     if name not in ("payload", "old payload", "callback", "pickle", "npz"):
-        assert ROTTEN[name] in problems.find_problem(args)  # before the data and the model
+        assert ROTTEN[name] in check_flags.find_problem(args)  # before the data and the model
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "bool", "float8_e4m3fn", "complex64", "sparse_coo"])

@@ -16,7 +16,7 @@ import open_clip_mdc
 from clip_benchmark_ext import run as benchmark
 from open_clip_mdc import train
 from open_clip_mdc.data import weights
-from open_clip_mdc.integration import checkpoints, problems, runs, saving
+from open_clip_mdc.integration import check_flags, checkpoints, runs, saving
 from open_clip_mdc.integration import clip as clip_models
 
 MODEL = "MDC-ViT-Ti-8"
@@ -110,7 +110,7 @@ def test_an_export_without_its_weights_is_refused_everywhere(tmp_path, monkeypat
             open_clip_mdc.load(given)
     with pytest.raises(FileNotFoundError, match="has no weights"):
         clip_models.load("local-dir:e")
-    assert "has no weights" in problems.find_problem(train.parse(["--model", "local-dir:e", "--precision", "fp32"]))
+    assert "has no weights" in check_flags.find_problem(train.parse(["--model", "local-dir:e", "--precision", "fp32"]))
     assert not Path("f").exists()
     clip = {"model_cfg": open_clip.get_model_config("ViT-Ti-8"), "preprocess_cfg": {}}
     for config in (None, clip):  # a captioner's, a CLIP model's
@@ -162,7 +162,7 @@ def test_weights_of_a_file_are_taken_though_the_config_lies_beside_others(state,
     assert equal(checkpoints.load("w.pt", "local-dir:e")[0].state_dict(), state)
     assert not equal(checkpoints.load("e")[0].state_dict(), state)
     args = train.parse(["--model", "local-dir:e", "--pretrained", "w.pt", "--precision", "fp32"])
-    assert "names its own weights" in problems.find_problem(args)
+    assert "names its own weights" in check_flags.find_problem(args)
 
 
 @pytest.mark.parametrize("value", ["-" * 200_000 + "1", "1+" * 100_000 + "1", "(" * 5000, "[" * 90 + "]" * 90,

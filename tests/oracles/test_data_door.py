@@ -7,7 +7,7 @@ from strategies import tar
 
 import open_clip_mdc
 from open_clip_mdc import train
-from open_clip_mdc.integration import csv_images, problems
+from open_clip_mdc.integration import check_flags, csv_images
 
 ROWS = 12
 
@@ -41,7 +41,7 @@ def place(tmp_path, monkeypatch):
 
 
 def problem(*flags) -> str | None:
-    return problems.find_problem(train.parse(["--model", "MDC-ViT-Ti-8", "--device", "cpu", "--precision", "fp32",
+    return check_flags.find_problem(train.parse(["--model", "MDC-ViT-Ti-8", "--device", "cpu", "--precision", "fp32",
                                               "--batch-size", "4", "--workers", "1", "--train-num-samples", "12",
                                               *flags]))
 
@@ -76,7 +76,7 @@ def test_a_row_without_a_usable_image_is_left_out_counted_and_named(place, name,
         "Left out") == bool(line) and f"line {line}:" * bool(line) in caplog.text
     args = train.parse(["--model", "MDC-ViT-Ti-8", "--device", "cpu", "--precision", "fp32", "--train-data",
                         f"{name}.csv"])
-    said = [text for text in problems.find_warnings(args) if "left out" in text]
+    said = [text for text in check_flags.find_warnings(args) if "left out" in text]
     assert len(said) == bool(line) and all("--train-data: 1 of 12 images" in text and f"{name}.csv, line {line}:"
                                            in text for text in said)
 

@@ -24,7 +24,7 @@ from webdataset.filters import _shuffle
 from ..data.images import image_pairs
 from ..data.shards import CAPTION_SEPARATOR, regroup
 from ..data.workers import STUCK, fitting, image_bytes
-from .data_problems import has_own_keys
+from .check_data import has_own_keys
 from .feature_cache import FeatureCache
 from .openclip import hook, version
 from .prefetch import PrefetchLoader, split_normalization
@@ -162,7 +162,7 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         loader.timeout = STUCK * (loader.num_workers > 0)
     if "train" in data:
         if world_info_from_env()[1] == 0:
-            from .problems import warn_of_warmup  # only training needs it, and it imports much
+            from .check_flags import warn_of_warmup  # only training needs it, and it imports much
             warn_of_warmup(args, data["train"].dataloader.num_batches)
         device = getattr(args, "device", "cpu")
         data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, version.DICT_BATCHES)

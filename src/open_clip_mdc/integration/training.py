@@ -16,7 +16,7 @@ from ..models.captioner import Captioner
 from ..models.towers import patch_tower
 from .data import seed_noise
 from .factory import class_named, trains_captioner
-from .finite import WatchedLoss, check_weights
+from .nan_guard import WatchedLoss, check_weights
 from .openclip import hook, version
 from .validation import nelbo
 

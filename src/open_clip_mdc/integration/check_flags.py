@@ -17,8 +17,8 @@ from ..data.weights import stored_epoch
 from ..errors import close_names
 from ..models.precision import emulated
 from . import image_source
+from .check_data import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
 from .configs import has_patch_tower, is_captioner
-from .data_problems import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
 from .factory import class_named
 from .openclip import version
 from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, latest_checkpoint, without_settings
