@@ -54,7 +54,6 @@ IMPORTED = {
     "open_clip_train.precision:get_autocast": "validation and scoring run under the training's --precision",
     "timm.data:create_transform": "an export is compared by what timm will see of a picture",
     "timm.optim:create_optimizer_v2": "--opt timm/NAME is tried by a step before the model is built",
-    "timm.optim:list_optimizers": "the same",
     "timm.models:save_for_hf": "the exported folder is as timm writes it",
     "webdataset.filters:_shuffle": "finds the sample shuffle, which upstream leaves unseeded",
     "webdataset.handlers:reraise_exception": "what webdataset does with an error by default",

@@ -215,21 +215,19 @@ def is_vq(names: Mapping[str, Tensor]) -> bool:
     return any(name.startswith("visual.vq.") for name in names) and all(name.startswith("visual.") for name in names)
 
 
-def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
-    """Return why given weights do not fit a model: a tensor of another size, or other names."""
+def difference(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """Return how given weights differ from a model's own, by the first other shape or else by names, "" if neither."""
     for name, x in own.items():
         if name in given and given[name].shape != x.shape:
-            return Misfit(f"its {name} is {list(given[name].shape)}, here {list(x.shape)}. Give the model that it was "
-                          "trained as")
-    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-    if len(missing) == len(own):
-        return Misfit(f"it has other names, such as {_some(extra)}. Give the checkpoint of such a model, or start its "
-                      "image tower alone by open_clip_train --pretrained-image")
-    reasons = [f"{words} {_some(names)}" for words, names in (("it lacks", missing), ("it has too much", extra))
-               if names]
-    return Misfit(f"{', '.join(reasons)}. Give the model that it was trained as")
+            return f"its {name} is {list(given[name].shape)}, here {list(x.shape)}"
+    missing, extra = ([name for name in names if name not in others] for names, others in ((own, given), (given, own)))
+    return ", ".join(f"{words} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
+                     for words, names in (("it lacks", missing), ("it has too much", extra)) if names)
 
 
-def _some(names) -> str:
-    names = list(names)
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
+    """Return why given weights do not fit a model (`difference`)."""
+    if own.keys() & given.keys():
+        return Misfit(f"{difference(own, given)}. Give the model that it was trained as")
+    return Misfit(f"it has other names, such as {min(given, default='none')}. Give the checkpoint of such a model, or "
+                  "start its image tower alone by open_clip_train --pretrained-image")

@@ -18,7 +18,7 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import QuickGELU, VisionTransformer
 from torch import Tensor, nn
 
-from ..data.weights import Misfit
+from ..data.weights import Misfit, difference
 from . import names
 from .towers import tower
 
@@ -54,15 +54,10 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
         weights = _adapted(network, weights)
     # All must fit: a tower that is half loaded trains without a warning.
     own = {name: x for name, x in network.state_dict().items() if not name.endswith(COUNTS)}
-    extra = [name for name in weights if name not in own and not name.endswith(COUNTS) and not HEADS.match(name)]
-    missing = [name for name in own if name not in weights]
-    for name, x in own.items():
-        if name in weights and weights[name].shape != x.shape:
-            raise Misfit(f"its {name} is {list(weights[name].shape)}, here {list(x.shape)}")
-    if missing or extra:
-        told = [f"{words} {found[0]}" + f" and {len(found) - 1} more" * (len(found) > 1)
-                for words, found in (("it lacks", missing), ("it has too much", extra)) if found]
-        raise Misfit(", ".join(told))
+    found = {name: x for name, x in weights.items()
+             if name in own or not name.endswith(COUNTS) and not HEADS.match(name)}
+    if said := difference(own, found):
+        raise Misfit(said)
     return {name: weights[name] for name in network.state_dict() if name in weights}
 
 
