@@ -29,10 +29,12 @@ def check_length(flag: str, tokens: object, pretrained: str, model_name: str | N
     import open_clip
     name, _, args = find(pretrained, model_name)
     config = None if name.startswith("hf-hub:") else open_clip.get_model_config(name)
-    # `load` says what it lacks, if there is no config.
-    most = (args.get("force_context_length") or config["text_cfg"].get("context_length", 77)) - 2 if config else 0
-    if config and isinstance(tokens, int) and tokens > most:
-        raise ValueError(f"{flag} {tokens} is more than this model's context holds: give 1 to {most} tokens")
+    if config is None:  # `load` says what it lacks
+        return
+    longest = args.get("force_context_length") or config["text_cfg"].get("context_length", 77)
+    # A run's params.txt may hold any text, which `load` refuses.
+    if isinstance(tokens, int) and isinstance(longest, int) and tokens > longest - 2:
+        raise ValueError(f"{flag} {tokens} is more than this model's context holds: give 1 to {longest - 2} tokens")
 
 
 def load(pretrained: str, model_name: str | None = None, device: str = "cpu", precision: str = "fp32",
