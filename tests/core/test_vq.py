@@ -166,7 +166,7 @@ def test_locking_freezes_the_embedding_too():
 def problem(*flags) -> str | None:
     open_clip_mdc.register()
     return check_flags.find_problem(train.parse(["--model", "MCD-VQ-ViT-Ti-8", "--precision", "fp32", "--dataset-type",
-                                              "synthetic", "--train-num-samples", "64", *map(str, flags)]))
+                                                 "synthetic", "--train-num-samples", "64", *map(str, flags)]))
 
 
 def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(tmp_path):
