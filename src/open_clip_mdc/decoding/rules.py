@@ -32,7 +32,7 @@ SAMPLERS = {
 }
 # Each takes (model, decode, log p(N | image) [B, S], options). `decode` takes lengths, long [R] on the CPU.
 LENGTHS = {
-    "auto": Rule("lengths:best_length", "tries the 8 likeliest lengths, and takes 4 times as long as --length 10"),
+    "auto": Rule("lengths:best_length", "tries the 8 likeliest lengths, and takes 4 times as long as a length of 10"),
     "sample": Rule("lengths:drawn_length", "draws one", draws=True),
     "top": Rule("lengths:top_lengths", "gives --samples the likely ones in turn", draws=True),
 }
