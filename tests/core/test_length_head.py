@@ -225,3 +225,19 @@ def test_a_model_without_a_head_says_so_and_a_causal_one_has_none():
     for objective in ("arc", "cappa"):
         model = tiny_captioner(objective)
         assert model.length_head is None and "length_nll" not in model(images(2), captions([4, 5]))
+
+
+@pytest.mark.parametrize("source, target, said", [
+    ("arc", "mdc", "There is no length head in these weights"),
+    ("mdc", "block-diffusion", "The length head of these weights is left out"),
+    ("block-diffusion", "mdc", "There is no length head in these weights")])
+def test_weights_of_one_objective_begin_a_model_of_another_and_the_head_is_named(source, target, said, caplog):
+    """Autoregressive first, then diffusion, and the other way: all other weights are those of the file."""
+    weights, model = tiny_captioner(source, seed=1).state_dict(), tiny_captioner(target, seed=2)
+    before = dict(weights)
+    model.load_state_dict(weights)
+    assert said in caplog.text and weights.keys() >= before.keys()
+    for name, value in model.state_dict().items():
+        assert name.startswith("length_head.") or torch.equal(value, before[name]), name
+    if target == "mdc":
+        assert not model.length_head.weight.any()

@@ -1,4 +1,5 @@
 """Answer what OpenCLIP's factory, training loop and logger ask of a model, for captioners."""
+import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,21 @@ class OpenCLIPSeam(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
         """Load weights. A file of `open_clip_mdc vq` fills the frozen VQ-VAE only, and the rest keeps its values.
 
+        Weights of ARC or MDC begin a model of another objective, as all but the length head is alike. A warning says
+        that the head starts from scratch, or is left out by a model of blocks. ARC refuses one, as before.
+
         Raises Misfit, a RuntimeError that says which kind of model the weights belong to.
         """
         # --pretrained vq.pt fills a part of the tower before training.
         if self.tower.load(state_dict):
             return None
+        own, given = ({name for name in names if name.startswith("length_head.")}
+                      for names in (self.state_dict(), state_dict))
+        if given and self.objective.order == "blocks":
+            logging.warning("The length head of these weights is left out, as this model ends captions itself.")
+            state_dict = {name: x for name, x in state_dict.items() if name not in given}
+        elif own and not given:
+            logging.warning("There is no length head in these weights. It starts from scratch.")
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as problem:
