@@ -5,9 +5,11 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from conftest import run
 
 import open_clip_mdc
-from open_clip_mdc.integration import configs
+from open_clip_mdc.integration import checkpoints, configs
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
 OLD = json.loads((Path(__file__).parent / "fixtures" / "configs_0.1.json").read_text())
 PREFIXES = ("MDC-", "ARC-", "CapPa-")
@@ -131,3 +133,16 @@ def test_an_intervals_name_is_that_of_a_model_that_has_it(name, interval, expect
     assert configs.interval_name(name, *interval, open_clip.get_model_config) == expected
     cfg = open_clip.get_model_config(expected)["caption_cfg"]
     assert (cfg["t_min"], cfg["t_max"]) == interval
+
+
+def test_a_name_that_is_not_listed_is_trained_saved_and_found_again(scenes, tmp_path):
+    """BERT of a base for which the paper has none, through the real command, and back by its run folder."""
+    name = "BERT-ViT-S-32-alt-r45"
+    assert name not in open_clip.list_models()
+    run("python", "-m", "open_clip_mdc.train", "--model", name, "--train-data", f"{scenes}/train/00000.tar",
+        "--train-num-samples", "16", "--dataset-type", "webdataset", "--batch-size", "8", "--epochs", "1",
+        "--force-image-size", "32", "--precision", "fp32", "--workers", "1", "--logs", str(tmp_path), "--name", "run",
+        fork=True)
+    model, _, tokenizer = checkpoints.load(str(tmp_path / "run"))
+    assert isinstance(model, Captioner) and model.caption_cfg.t_min == model.caption_cfg.t_max == 0.45
+    assert model.visual.image_size == (32, 32) and model.vocab_size == tokenizer.vocab_size

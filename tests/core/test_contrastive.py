@@ -243,3 +243,13 @@ def test_it_still_captions_and_its_export_embeds_alike(trained, tmp_path):
                                model.features(list(image)).clone() @ model.model.image_projection.detach())
     with pytest.raises(ValueError, match="has no text embeddings"):
         open_clip_mdc.load("photo").encode_text("a dog")
+
+
+def test_sigmoid_loss_has_its_bias_and_equals_openclips():
+    model, image, text = tiny(init_logit_scale=math.log(10), init_logit_bias=-10), images(3), captions([4, 7, 9])
+    out = model(image, text)
+    ours = ContrastiveLoss(SigLipLoss())(**out, output_dict=True)["contrastive_loss"]
+    cosines = out["image_features"] @ out["text_features"].T
+    by_hand = -F.logsigmoid((2 * torch.eye(3) - 1) * (10 * cosines - 10)).sum() / 3
+    torch.testing.assert_close(ours, by_hand)
+    assert {"logit_scale", "logit_bias"} <= model.state_dict().keys()

@@ -136,3 +136,14 @@ def test_positions_are_exempt_from_weight_decay_by_their_full_names(vision_cfg, 
     model = Captioner(None, vision_cfg, DECODER, dict(objective="mdc"))
     exempt = model.no_weight_decay() & {name for name, _ in model.named_parameters()}
     assert {position, "text.positional_embedding"} <= exempt
+
+
+def test_batch_norm_keeps_its_statistics_where_its_group_is_locked():
+    model = Captioner(None, timm_tower("test_resnet", 64), DECODER, dict(objective="mdc"))
+    model.lock_image_tower(unlocked_groups=1)
+    before = {name: buffer.clone() for name, buffer in model.visual.named_buffers() if name.endswith("running_mean")}
+    model.train().visual(torch.randn(4, 3, 64, 64))
+    kept = {name for name, buffer in before.items() if torch.equal(model.visual.get_buffer(name), buffer)}
+    free = {name.removesuffix("weight") for name, p in model.visual.named_parameters() if p.requires_grad}
+    assert kept == {name for name in before if name.removesuffix("running_mean") not in free}
+    assert 0 < len(kept) < len(before)

@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 16_060, 87.9),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44),
-    "tests": (("tests",), 24_740, 185.6),
+    "tests": (("tests",), 24_980, 187.3),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200

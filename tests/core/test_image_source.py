@@ -10,8 +10,9 @@ import open_clip
 import pytest
 import timm
 import torch
-from conftest import images, run_folder
-from safetensors.torch import save_file
+from conftest import SHARED, images, needs_data, run_folder
+from safetensors.torch import load_file, save_file
+from training import open_clip_train, weights
 
 import open_clip_mdc
 from open_clip_mdc.models import towers as of_models
@@ -263,3 +264,48 @@ def test_a_bare_flag_means_timms_own_weights_and_is_refused_for_other_towers(mon
         assert torch.equal(captioner.visual.trunk.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
         assert captioner.encode_image_tokens(image).shape == (1, 4, 64)
     assert asked == ["test_vit", "test_vit"]
+
+
+@needs_data("encoders")
+@torch.no_grad()
+@pytest.mark.parametrize("folder, name, side", [
+    ("efficientnet_lite0", "tf_efficientnet_lite0", 224),
+    ("vit_small_patch14_dinov2_saliency", "vit_small_patch14_dinov2", 518)])
+def test_the_real_encoders(folder, name, side):
+    path = SHARED / "encoders" / folder
+    state = load_file(path / "model.safetensors")
+    model = timm.create_model(name, num_classes=1000 if "classifier.weight" in state else 0).eval()
+    model.load_state_dict(state)
+    image = images(1, side)
+    expected = model.forward_features(image)
+    expected = (torch.nn.functional.layer_norm(expected.flatten(2).mT, (1280,)) if expected.ndim == 4 else
+                expected[:, 1:])
+    captioner = create(f"timm-{name}", path)[0]
+    assert_gives(captioner, expected, image)
+    assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
+
+
+def test_a_run_from_a_clip_model_starts_at_its_tower_and_remembers_mean_and_std(tmp_path):
+    """The real command. With --lock-image and a learning rate of 0 for nobody, the tower stays the source's."""
+    tower = open_clip.create_model("ViT-Ti-8")
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    torch.save(tower.state_dict(), folder / "open_clip_pytorch_model.bin")
+    (folder / "open_clip_config.json").write_text(json.dumps({
+        "model_cfg": open_clip.get_model_config("ViT-Ti-8"),
+        "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]}}))
+    flags = ("--dataset-type", "synthetic", "--train-num-samples", "8", "--batch-size", "4", "--epochs", "1")
+    shown = open_clip_train(*flags, "--pretrained-image", folder, "--lock-image", "--warmup", "9",
+                            logs=tmp_path).stderr
+    assert f"The image tower has the weights of {folder}" in shown
+    assert "--warmup 9 is longer than this run of 2 steps" in shown
+    assert "meta parameter" not in shown  # torch warns of each weight that is loaded into nothing
+    trained = weights(tmp_path, 1)
+    for name, x in tower.visual.state_dict().items():
+        assert name == "proj" or torch.equal(trained[f"visual.{name}"], x)
+    loaded = open_clip_mdc.load(tmp_path / "run", device="cpu")
+    assert loaded.model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
+    refused = open_clip_train(*flags, "--pretrained-image", folder, logs=tmp_path, name="other", model="MDC-ViT-Ti-16",
+                              check=False)
+    assert refused.returncode and refused.stderr.strip().splitlines()[-1].startswith("error: --pretrained-image ")
+    assert "Give weights of the same encoder" in refused.stderr and not (tmp_path / "other").exists()

@@ -280,3 +280,26 @@ def test_every_upstream_internal_that_is_imported_is_listed():
     assert set(IMPORTED) - set(taken) == set(), "nobody imports these any more"
     for address, reason in IMPORTED.items():
         assert attribute(address) is not None and reason
+
+
+def test_clip_models_give_bit_equal_outputs_registered_or_not():
+    image, text = torch.randn(2, 3, 224, 224), open_clip.tokenize(["a dog", "a cat on a mat!"])
+    outputs = []
+    for prepare in (lambda: None, open_clip_mdc.register):
+        prepare()
+        for custom_text in (False, True):  # CLIP, and CustomTextCLIP, whose name in the factory is replaced
+            torch.manual_seed(0)
+            model = open_clip.create_model("ViT-B-32", output_dict=True, force_custom_text=custom_text).eval()
+            with torch.no_grad():
+                outputs.append(model(image, text))
+            del model
+    for plain, registered in zip(outputs[:2], outputs[2:], strict=True):
+        assert plain.keys() == registered.keys()
+        assert all(torch.equal(plain[k], registered[k]) for k in plain)
+
+
+def test_force_options_of_upstream_reach_a_captioner():
+    open_clip_mdc.register()
+    model = open_clip.create_model("MDC-ViT-Ti-8", force_image_size=48, force_context_length=20)
+    assert model.visual.image_size == (48, 48) and model.text.positional_embedding.shape[0] == 20
+    assert model.encode_image_tokens(torch.zeros(1, 3, 48, 48)).shape[1] == 36

@@ -158,3 +158,18 @@ def test_bad_caption_cfg_is_refused_in_one_line():
     with pytest.raises(ValueError, match="embed_dim"):
         Captioner(65, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
                   dict(vocab_size=VOCAB, width=32, heads=2, layers=1), dict(objective="mdc"))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_one_batch_is_overfitted(objective):
+    model = tiny_captioner(objective).train()
+    image, text = images(8), captions([5, 6, 7, 8, 9, 10, 11, 12])
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = CaptionLoss()(**model(image, text))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-20:]) / 20 < 0.3 < 2 < losses[0]

@@ -1,11 +1,14 @@
 """Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
+import io
 import json
+import tarfile
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import images, png, run
+from conftest import SHARED, images, needs_data, png, run
 from open_clip_train.data import DataInfo
+from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
 
 import open_clip_mdc
@@ -174,3 +177,96 @@ def test_cuda_equals_cpu():
     cpu = model(images(2), prepared)["token_nll"]
     gpu = model.cuda()(images(2).cuda(), prepared.to("cuda"))["token_nll"]
     torch.testing.assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
+
+
+def test_a_clip_model_trains_and_validates_as_before(csv, tmp_path):
+    open_clip_train("--batch-size", "8", "--epochs", "1", "--force-image-size", "64", "--val-data", csv, data=csv,
+                    logs=tmp_path, model="ViT-S-32-alt")
+    result = json.loads((tmp_path / "run" / "checkpoints" / "results.jsonl").read_text())
+    assert "clip_val_loss" in result
+
+
+def test_masks_differ_between_epochs_and_after_a_resume():
+    """`reproducible` makes all noise a function of seed, rank and epoch."""
+    from types import SimpleNamespace
+
+    from open_clip_train.data import DataInfo
+
+    from open_clip_mdc.integration.prefetch import PrefetchLoader
+    from open_clip_mdc.integration.training import reproducible
+    open_clip_mdc.register()
+    model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
+    text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle above a blue square"] * 8)
+    drawn, data = {}, {"train": DataInfo(PrefetchLoader([(images(8), text)], "cpu", None))}
+
+    def draw(epoch, rank):
+        args = SimpleNamespace(model="MDC-ViT-Ti-8", seed=0, rank=rank, torchcompile=False)
+        with reproducible(model, data, None, epoch, args):
+            (_, drawn[epoch, rank]), = data["train"].dataloader
+
+    for epoch in (0, 1):
+        for rank in (0, 1):
+            draw(epoch, rank)
+    weights_of = [c.packed.token for c in drawn.values()]
+    assert all((a != b).any() for i, a in enumerate(weights_of) for b in weights_of[:i])
+    first = drawn[0, 0].packed.token
+    draw(0, 0)
+    assert torch.equal(drawn[0, 0].packed.token, first)
+
+
+@needs_data("flickr8k/train/00005.tar")
+def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
+    shards = str(SHARED / "flickr8k" / "train" / "{00000..00005}.tar")
+    config = dict(open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"])
+    assert config["text_cfg"]["vocab_size"] < 1000  # photographs' captions come in pieces of the scenes' vocabulary
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "32", "--train-num-samples", "960", "--epochs", "1",
+                    "--force-image-size", "64", data=shards, logs=tmp_path, workers="1")
+    values = losses(tmp_path)
+    assert len(values) == 30 and sum(values[-5:]) < 0.9 * sum(values[:5])
+
+
+def test_odd_captions_and_images_train_or_are_logged(tmp_path):
+    """Images are grey, RGBA, palette or truncated. Captions are empty, punctuation, endless or non-ASCII."""
+    scene = Image.effect_noise((40, 40), 60)
+    images = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
+    odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]
+    path = tmp_path / "odd.tar"
+    with tarfile.open(path, "w") as tar:
+        def add(name, data):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for i, (kind, caption) in enumerate(zip(images, odd, strict=True)):
+            buffer = io.BytesIO()
+            images[kind].save(buffer, "png")
+            add(f"{i}.png", buffer.getvalue())
+            add(f"{i}.txt", caption.encode())
+        add("9.png", buffer.getvalue()[:300])
+        add("9.txt", b"a truncated image")
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "3", "--train-num-samples", "6", "--epochs", "1",
+                    data=path, logs=tmp_path)
+    log = (tmp_path / "run" / "out.log").read_text()
+    assert len(losses(tmp_path)) == 2
+    assert "Handling webdataset error" in log and "truncated" in log
+
+
+SHALLOW = """
+import sys, open_clip
+open_clip.add_model_config(sys.argv.pop(1))
+from open_clip_mdc.train import main
+main(sys.argv[1:])
+"""
+
+
+def test_compiled_models_train_to_the_same_weights(csv, tmp_path):
+    """The real `main` runs with Inductor, on captions of changing lengths. Weights are equal up to rounding."""
+    config = open_clip_mdc.packaged_configs()["ViT-Ti-8"]
+    config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
+    (tmp_path / "ViT-Shallow.json").write_text(json.dumps(config))
+    for name, flags in (("start", ["--lr", "0"]), ("eager", []), ("compiled", ["--torchcompile"])):
+        open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path, name=name,
+                        model="MDC-ViT-Shallow", launcher=("python", "-c", SHALLOW, str(tmp_path / "ViT-Shallow.json")))
+    start, eager, compiled = (weights(tmp_path, 1, name) for name in ("start", "eager", "compiled"))
+    for key, weight in compiled.items():
+        torch.testing.assert_close(weight, eager[key], atol=1e-5, rtol=1e-4)
+        assert (weight - start[key]).abs().max() > 1e-4, key
