@@ -1,4 +1,5 @@
 """Show progress: a bar on a terminal, elsewhere a line per minute. Import this file late, as tqdm imports slowly."""
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -25,6 +26,15 @@ class Lines:
         """Do nothing, as `write` prints at once."""
 
 
+class Bar(tqdm):
+    """Bar whose slow rates are "1.1 s/image", not tqdm's "1.1s/ images"."""
+
+    @staticmethod
+    def format_meter(*counts, unit: str = "it", **options) -> str:
+        singular = re.sub("(?<=ch)es$|s$", "", unit.strip())
+        return tqdm.format_meter(*counts, unit=unit, **options).replace(f"s/{unit}", f" s/{singular}")
+
+
 def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "image", **options) -> tqdm:
     """Return tqdm for items, or for a total that `update` counts. `unit` is in the singular, `options` are tqdm's."""
     plural = "" if options.get("unit_scale") else "es" if unit == "batch" else "s"
@@ -33,4 +43,4 @@ def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "ima
         known = options.get("total") is not None or hasattr(items, "__len__")
         options |= {"file": Lines(), "mininterval": EVERY, "maxinterval": EVERY,
                     "bar_format": FORMAT if known else OPEN_FORMAT}
-    return tqdm(items, **options)
+    return Bar(items, **options)

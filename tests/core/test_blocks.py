@@ -2,10 +2,11 @@
 import copy
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, make_image, run_folder, tiny_captioner
 
 from open_clip_mdc.objectives.blocks import two_streams
 from open_clip_mdc.text.packing import NoisedCaptions, Sight, pack, sees
@@ -301,3 +302,27 @@ def test_samples_and_guidance_are_those_of_each_image():
     from open_clip_mdc.decoding.sampling import Sampling
     drawn = model.generate(image, samples=5, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(0)))
     assert drawn.shape[0] == 15 and len({tuple(row.tolist()) for row in drawn}) > 10
+
+
+def test_the_commands_take_a_model_of_blocks_or_say_in_one_line_that_they_need_whole_captions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "run", "MDC-ViT-Ti-8-b4")
+    for number in range(3):
+        make_image(number, 32).save(f"{number}.png")
+    Path("captions.txt").write_text("a star\na red circle left of a blue square\nred\n")
+    images = [f"{number}.png" for number in range(3)]
+    for flags in ((), ("--length", "6", "--tokens-per-step", "2"),
+                  ("--samples", "3", "--select", "consensus", "--temperature", "0.7"),
+                  ("--text", "a [MASK] star")):
+        assert not complaint_of("caption", "--pretrained", "run", *images, "--out", "c.jsonl", *flags), flags
+        assert len(Path("c.jsonl").read_text().splitlines()) == 3
+        Path("c.jsonl").unlink()
+    assert not complaint_of("score", "--pretrained", "run", "--images", *images, "--captions", "captions.txt",
+                            "--plain", "--out", "s.jsonl", "--workers", "0")
+    for command in (("attention", *images, "--out", "a.html"), ("caption", *images, "--length", "top"),
+                    ("caption", *images, "--samples", "3", "--select", "consensus"),
+                    ("search", *images, "a star", "--shortlist", "10")):
+        said = complaint_of(*command, "--pretrained", "run")
+        assert said.startswith("error: ") and len(said.splitlines()) == 1, said
+    with pytest.raises(ValueError, match="block by block"):
+        blocks(4).logits(torch.zeros(1, 3, 32, 32), captions([5]))

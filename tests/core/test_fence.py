@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_260, 27.9),
-    "src": (("src",), 16_060, 87.9),
+    "the heart": (HEART, 5_270, 28),
+    "src": (("src",), 16_080, 87.9),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44),
-    "tests": (("tests",), 24_980, 187.3),
+    "tests": (("tests",), 25_010, 187.5),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200

@@ -93,7 +93,7 @@ def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs,
     assert run("--pretrained", runs / "mdc", "x1.png", "--out", "one.jsonl", "--length", "3") is None
     out, err = capsys.readouterr()
     assert out == "1 caption: one.jsonl\n" and "\r" not in err
-    assert re.fullmatch(r"captions: 1 of 1 images, \d\d:\d\d gone, 00:00 to go, +\d+\.\d\d( images/s|s/ images)",
+    assert re.fullmatch(r"captions: 1 of 1 images, \d\d:\d\d gone, 00:00 to go, +\d+\.\d\d( images/s| s/image)",
                         err.splitlines()[-1])
 
 

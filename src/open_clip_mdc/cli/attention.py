@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     model, options = loaded.model, {}
+    model.check_whole()
     if args.text is not None:
         check_kind(("text",), model.causal)
         check_text(args.text, args.length)

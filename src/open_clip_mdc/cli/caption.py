@@ -86,7 +86,7 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     decoding.check_kind(given_options(args), model.causal)
     if args.text is None and args.length is None:
         args.length = default_length(model)
-        if args.select and args.length == "auto" and not model.causal:
+        if args.select and args.length == "auto" and model.objective.order == "any":
             args.length = "top"  # auto would decode several lengths for each sample
     names = decoding.SEARCH if model.causal else decoding.UNMASKING
     options = decoding.readable({name: value for name, value in given_options(args).items() if name in names},

@@ -118,6 +118,11 @@ class CaptionReader(nn.Module):
             raise ValueError(f"a text of {tokens} tokens, SOT and EOT included, is longer than this model's context "
                              f"of {self.context_length}")
 
+    def check_whole(self) -> None:
+        """Raise ValueError if this model does not read whole captions, but one block after another."""
+        if self.objective.order == "blocks":
+            raise ValueError("this model reads a caption block by block, and this needs a model that reads it whole")
+
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
                      clean: Tensor | None = None) -> CaptionLogits | BlockLogits:
         """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
@@ -128,11 +133,12 @@ class CaptionReader(nn.Module):
             graphs: run the decoder, without gradients.
             clean: the true captions, long [R, L] on the CPU, for a model that reads earlier blocks beside noisy ones.
 
-        Raises ValueError if a length exceeds the context.
+        Raises ValueError if a length exceeds the context, or if such a model gets no `clean`.
         """
         self.check_length(max(lengths))
         if clean is not None:
             return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0])
+        self.check_whole()
         infer_time = None if self.text.time_embedding is None else self.infer_time
         return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time, graphs)
 
@@ -156,9 +162,11 @@ class CaptionReader(nn.Module):
             text: long [B, L], mask ids included.
             valid: bool [B, L], False at padding. By default True up to the first EOT. Give it if EOT is masked.
 
-        Raises ValueError if the text is longer than the context, or if `valid` is needed to know where it ends.
+        Raises ValueError if the text is longer than the context, if `valid` is needed to know where it ends, or for a
+        model of blocks.
         """
         self.check_length(text.shape[1])
+        self.check_whole()
         if valid is None:
             valid = valid_tokens(text, self.vocab_size)
             endless = (valid.all(-1) & (text[:, -1] == PAD_ID)).nonzero()
