@@ -36,7 +36,8 @@ setup(
         "pillow>=11,<14",
         "safetensors<1",
         "scikit-learn>=1.5.2,<2",
-        # torchvision and tqdm come with OpenCLIP, markupsafe with Jinja, threadpoolctl and scipy with scikit-learn.
+        # torchvision, tqdm and pandas come with OpenCLIP, markupsafe with Jinja. threadpoolctl and scipy come with
+        # scikit-learn.
     ],
     extras_require={
         "app": ["gradio>=6,<7", "starlette<2"],

@@ -21,7 +21,7 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_270, 28),
-    "src": (("src",), 16_080, 87.9),
+    "src": (("src",), 16_080, 88),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44),
     "tests": (("tests",), 25_010, 187.5),

@@ -73,8 +73,10 @@ def files_beside(image: Path, folders: dict[Path, dict[str, dict[str, Path]]]) -
 
 
 def for_shell(name: str | Path) -> str:
-    """Return a name as one word of a command to paste."""
-    return quote(str(name))
+    """Return a name as one word of a command to paste. Characters that do not print are written out, for bash."""
+    if str(name).isprintable():
+        return quote(str(name))
+    return "$'" + "".join(chr(c) if c < 128 and chr(c).isalnum() else f"\\x{c:02x}" for c in os.fsencode(name)) + "'"
 
 
 def to_shards(path: str | Path, split: str = "train") -> str:
