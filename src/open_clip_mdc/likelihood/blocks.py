@@ -37,6 +37,7 @@ def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: i
     shape, left = (len(text) * number, size), masked.view(-1, size).sum(1).numpy()
     token_logits = network(count.tolist(), clean=text)
     hidden = masked.flatten().nonzero().squeeze(1)
+    # [R, 1], [R, L], [R, L] and long [M] into R*L, on the device.
     ends, text, masked, hidden = (x.to(device or text.device, non_blocking=True) for x in (
         (lengths - 1)[:, None], text, masked, hidden))
     noisy = text.masked_fill(masked, mask_id(vocab_size))

@@ -56,11 +56,13 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
         else:
             positions = rng.random((size, num_tokens)).argsort(axis=1)[:, :n]
             population.append(math.inf)
+        # Positions [size, n] to a mask [size, N] for each draw.
         masks = np.zeros((len(positions), num_tokens), dtype=bool)
         np.put_along_axis(masks, positions, True, axis=1)
         hidden.append(masks)
         stratum.append(np.full(len(masks), s))
         repeat.append(np.arange(len(masks)))
+    # The first draw of every count comes before the second of any.
     ascending = np.concatenate(repeat).argsort(kind="stable")
     return Draws(np.concatenate(hidden)[ascending], np.concatenate(stratum)[ascending],
                  np.array(population))
@@ -73,11 +75,13 @@ def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     stratified sample with finite population correction. If some count has a single draw, the spread between counts is
     used instead of that within, which is too large as values change with the count. With one count it is inf.
     """
-    member = np.eye(len(draws.population))[draws.stratum]  # [K, S]
+    # Which draw has which mask count, [K, S].
+    member = np.eye(len(draws.population))[draws.stratum]
     size = member.sum(0)
     drawn = size > 0
     member, size, population = member[:, drawn], size[drawn], draws.population[drawn]
     mean = values @ member / size  # [R, S]
+    # A variance within each count needs two draws of it, or all of its masks.
     if drawn.all() and ((size > 1) | (size >= population)).all():
         spread = (values - mean @ member.T) ** 2 @ member / np.maximum(size - 1, 1)
         total = (spread / size * (1 - size / population) / len(size) ** 2).sum(1)

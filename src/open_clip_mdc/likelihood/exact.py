@@ -42,6 +42,7 @@ def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_i
     Yields the indices of a call's rows, long [R], and the call's `TokenLogits` for texts [R, longest]. All images of a
     call have the same number of rows: an index of -1 is a row of one token that fills up an image with fewer.
     """
+    # One image more may not exceed the budget, nor the rows that the image with most rows asks of all.
     rows_per_call = max(1, max_tokens // int(length.max()))
     images, first, count = np.unique(image, return_index=True, return_counts=True)
     start = 0
@@ -49,9 +50,11 @@ def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_i
         stop = start + 1
         while stop < len(images) and (stop + 1 - start) * count[start:stop + 1].max() <= rows_per_call:
             stop += 1
+        # [images, rows], -1 where an image has fewer rows than the others.
         number = np.arange(count[start:stop].max())
         rows = np.where(number < count[start:stop, None], first[start:stop, None] + number, -1)
         step = max(1, rows_per_call // len(rows))
+        # All images need no copy of their keys and values.
         subset = () if stop - start == num_images else (images[start:stop],)
         for part in np.split(rows, range(step, rows.shape[1], step), axis=1):
             yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel(), *subset)
@@ -84,6 +87,7 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int,
     lengths = caption_lengths(text, vocab_size).tolist()
     text = text.to(device or text.device, non_blocking=True)
     captions = text[:, :max(lengths)]
+    # Long [M] into R*L. The host knows M, so that it need not ask the device.
     predicted, _ = partition_indices(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
     per_token = torch.zeros(captions.shape, device=text.device)
     if len(predicted):
@@ -107,6 +111,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.dev
     lengths = caption_lengths(text, vocab_size).cpu().numpy()  # [R]
     text = text.to(device or text.device, non_blocking=True)
     captions = text[:, :int(lengths.max())]
+    # [R, L]: all but SOT are scored, so all but SOT are masked at first.
     masked = target_tokens(captions, vocab_size)
     num_masked = lengths - 1
     noisy = captions.masked_fill(masked, mask_id(vocab_size))
@@ -118,6 +123,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.dev
         logits = token_logits(noisy, hidden)  # [M, V]
         log_z = logits.logsumexp(1)
         true = captions.take(hidden)
+        # The confidence is that of the most probable token, whichever it is. The score is of the true one, [M] each.
         return logits.amax(1) - log_z, logits.gather(1, true[:, None]).squeeze(1) - log_z
 
     hidden, _ = partition_indices(masked, int(num_masked.sum()))

@@ -120,6 +120,7 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     captions, first = _unique_captions((text if text.ndim == 3 else text[:, None]).cpu(), model.vocab_size)
     sizes = _call_sizes(model, image_embs, captions, memory_mib, scorer, options)
 
+    # Keys and values are computed once for the images of a group, [B, P, D] each.
     groups = []
     for rows, embs in zip(captions.split(sizes.images), image_embs.split(sizes.images), strict=True):
         network = _network(model, model.text.project_image(embs))
@@ -156,12 +157,14 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     if broken:
         raise ValueError(f"candidate {broken[0][1]} of image {broken[0][0]} does not run from SOT ({eot - 1}) to EOT "
                          f"({eot}): tokenize captions with the model's own tokenizer")
+    # Cut to the longest caption, [B, C, L], with the same padding everywhere, so that bytes tell equal captions.
     valid = valid_tokens(text, vocab_size)
     text = text.masked_fill(~valid, PAD_ID)[..., :int(valid.sum(-1).max())]
     first = []
     for captions in text.numpy():
         seen: dict[bytes, int] = {}
         first.append([seen.setdefault(caption.tobytes(), c) for c, caption in enumerate(captions)])
+    # [B, C], the number of the first candidate that is equal to each.
     first = torch.tensor(first)
     repeats = first != torch.arange(text.shape[1])
     return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs almost nothing

@@ -41,6 +41,7 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
         log_prob = token_log_prob(token_logits(to_device(noisy), to_device(places)), to_device(truth.flat[places]))
         return scatter_flat(torch.zeros(truth.shape, device=device), to_device(places), log_prob).sum(1)
 
+    # Rows of an image lie together, the same number for each.
     image = row * num_images // len(text)
     found = score_draws(network, image, length, num_images, max_tokens, score).cpu().numpy()
     return found / hidden.sum(1).astype(np.float32)
@@ -75,6 +76,7 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scorin
               for n in np.unique(lengths[rows]).tolist() if n]
     score, error, used = np.zeros(len(text), np.float32), np.zeros(len(text)), np.zeros(len(text), int)
     if groups:
+        # Masks of a length for each caption of it: [J, L], with SOT and padding visible, and the caption of each, [J].
         hidden = [np.tile(np.pad(draws[n].hidden, ((0, 0), (1, text.shape[1] - n - 1))), (len(rows), 1))
                   for n, rows in groups]
         row = [rows.repeat(len(draws[n].hidden)) for n, rows in groups]

@@ -71,6 +71,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
         # A row that only fills up the call has index -1. It counts as a caption without tokens.
         number = np.where(index >= 0, lengths[row[index]], 0)  # N of each row, [R]
         truth = text[row[index], :number.max() + 1]
+        # [R, longest + 1]: SOT stays, and tokens behind a caption's end are never asked for.
         x_t, predicted = truth.copy(), np.zeros(truth.shape, dtype=bool)
         step, weight = np.ones_like(index), np.zeros(len(index))
         for n in np.unique(number[number > 0]).tolist():  # captions of one length share their noise
@@ -83,6 +84,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
         log_p = token_logits(to_device(x_t), to_device(places), to_device(step)).log_softmax(1)  # [M, V]
         kl = last * bound_terms(log_p, to_device(truth[places]), to_device(x_t.flat[places]),
                                 to_device(step[places // x_t.shape[1]]), schedule).double()
+        # Back to places, [R, longest + 1], for the sums by token and by draw.
         per_token_kl = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), to_device(places), kl)
         tokens[:, :x_t.shape[1]].index_add_(0, to_device(row[index]), per_token_kl * to_device(weight)[:, None])
         return per_token_kl.sum(1)
