@@ -20,8 +20,8 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_270, 28),
-    "src": (("src",), 16_080, 88),
+    "the heart": (HEART, 5_290, 28),
+    "src": (("src",), 16_100, 88),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_670, 44),
     "tests": (("tests",), 25_010, 187.5),
