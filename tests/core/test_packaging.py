@@ -16,7 +16,6 @@ from conftest import REPO, run
 from packaging.requirements import Requirement
 
 import open_clip_mdc
-from open_clip_mdc.integration import configs
 
 
 @pytest.fixture(scope="module")
