@@ -16,7 +16,8 @@ Dimensions: N images, C captions of all images, B images at once, L tokens, Q qu
 import logging
 from argparse import Namespace
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.utils.data import DataLoader
 from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.decoding.clip_guidance import Clip
 from open_clip_mdc.integration import clip as clip_models
-from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
+from open_clip_mdc.likelihood.log_likelihood import SCORERS, decoder_passes, log_likelihood
 from open_clip_mdc.models.precision import without_autocast
 from open_clip_mdc.text.special_tokens import not_whole
 
@@ -89,8 +90,8 @@ def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: P
         needed: bool [N, C], True for pairs to score.
     """
     most = int(needed.sum(1).max())
-    # Independent of --batch_size, so that a run resumes with any. The cost of "parallel" does not follow the pairs.
-    size = 16 if options["method"] == "parallel" else min(MOST_IMAGES, max(1, PAIRS // most))
+    # Independent of --batch_size, so that a run resumes with any. One text a length costs the same for any pairs.
+    size = 16 if SCORERS[options["method"]].by_length else min(MOST_IMAGES, max(1, PAIRS // most))
     loader = job._replace(args=Namespace(**vars(job.args) | {"batch_size": size})).load_test()
 
     def score(number: int, batch: Sequence) -> dict:
@@ -106,11 +107,11 @@ def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: P
     return torch.full(needed.shape, -torch.inf).masked_scatter(needed, torch.from_numpy(values.copy()))
 
 
-def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, options: dict, more: dict
-           ) -> tuple[Tensor, Tensor]:
+def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, options: dict, more: dict,
+           null: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """Return log p(c | i) of the `needed` pairs as `likelihoods` does, and log p(c), float32 [C]. Both are kept.
 
-    `more` is what else the result depends on.
+    `more` is what else the result depends on. `null` makes the null image, [P, D], if scores are not kept already.
     """
     args = job.args
     key = {"model": fingerprint(job.model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
@@ -119,8 +120,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
 
     def extract() -> tuple[Tensor, Tensor]:
         with torch.autocast(torch.device(args.device).type, enabled=args.amp):
-            null = null_image(job.model, batches, args.device)
-            blind = log_likelihood(job.model, None, tokens[None], blind=null, **options)
+            blind = log_likelihood(job.model, None, tokens[None], blind=null(), **options)
             return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
 
     found = cached_features(args.feature_root, key, extract, f"{args.model} {args.pretrained} {args.dataset}")
@@ -172,13 +172,14 @@ def run(job: Job, batches: DataLoader) -> dict:
     positive = torch.zeros(len(ids), len(flat), dtype=torch.bool)
     positive[torch.arange(len(ids)).repeat_interleave(torch.tensor([len(own) for own in texts])),
              torch.arange(len(flat))] = True
+    null = cache(lambda: null_image(model, batches, args.device))  # both stages need it
     listed, more, first = None, {}, 0
     if clip:
         listed = best(cosines.t(), shortlist).t(), best(cosines, shortlist)
         more = {"clip": fingerprint(clip.model), "shortlist": shortlist}
     elif shortlist:
         rough = {"method": "parallel"}
-        plain, blind = scores(job, batches, tokens, torch.ones_like(positive), rough, {})
+        plain, blind = scores(job, batches, tokens, torch.ones_like(positive), rough, {}, null)
         listed = best(plain.t(), shortlist).t(), best(plain - blind, shortlist)
         more = {"shortlist": shortlist}
         first = (len(ids) + 1) * int(decoder_passes(tokens, model.vocab_size, **rough).sum())
@@ -189,7 +190,7 @@ def run(job: Job, batches: DataLoader) -> dict:
         logging.warning("%d images x %d captions take about %d decoder passes: add --shortlist K to score only "
                         "the K best by a first stage", len(ids), len(flat), total)
 
-    plain, blind = scores(job, batches, tokens, needed, options, more)
+    plain, blind = scores(job, batches, tokens, needed, options, more, null)
     rows = {"plain": plain, "blind": blind.expand_as(plain),
             "debiased": torch.as_tensor(debiased_score(plain, blind, alpha)), **({"clip": cosines} if clip else {})}
     metrics = {**measure(rows, positive, args.recall_k, listed, ids),

@@ -83,8 +83,7 @@ def any_ratio(found: re.Match) -> Iterator[tuple[str, dict]]:
 def any_blocks(found: re.Match) -> Iterator[tuple[str, dict]]:
     sizes = tuple(map(int, found[2].split("-")))
     # A block of one token is masked or it is not. There is nothing to learn from a visible one.
-    yield found[1], {**ROWS["MDC-*"], "objective": "block-diffusion", "block_sizes": sizes, "length_head": False} | (
-        {"t_min": 1.0} if sizes == (1,) else {})
+    yield found[1], {**ROWS["MDC-*-b4"], "block_sizes": sizes, **({"t_min": 1.0} if sizes == (1,) else {})}
 
 
 # Names without a row: a pattern, and a function that yields each base and `caption_cfg` that its match may mean.

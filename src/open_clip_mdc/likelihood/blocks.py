@@ -16,7 +16,8 @@ from ..models.interface import Network
 from ..objectives.blocks import filled
 from ..text.packing import scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id
-from .exact import Likelihood
+from .exact import confidence_and_score
+from .scoring import Likelihood
 
 
 def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
@@ -44,9 +45,7 @@ def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: i
     per_token, order = torch.zeros(text.shape, device=text.device), torch.full_like(text, -1)
 
     def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits = token_logits(noisy, hidden)  # [M, V]
-        log_z = logits.logsumexp(1)
-        return logits.amax(1) - log_z, logits.gather(1, text.take(hidden)[:, None]).squeeze(1) - log_z
+        return confidence_and_score(token_logits(noisy, hidden), text.take(hidden))
 
     for step, revealed in enumerate(reveal(predict, hidden, left, shape)):
         places = revealed.places

@@ -30,6 +30,12 @@ def token_log_prob(logits: Tensor, target: Tensor) -> Tensor:
     return logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(1)
 
 
+def confidence_and_score(logits: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log p of the most probable token, whichever it is, and of the true one, [M] each, from logits [M, V]."""
+    log_z = logits.logsumexp(1)
+    return logits.amax(1) - log_z, logits.gather(1, true[:, None]).squeeze(1) - log_z
+
+
 def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_images: int,
                   max_tokens: int) -> Iterator[tuple[np.ndarray, TokenLogits]]:
     """Split J rows into decoder calls. A call has all rows of several images, or a part of one image's rows.
@@ -120,11 +126,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.dev
     token_logits = network(lengths)
 
     def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits = token_logits(noisy, hidden)  # [M, V]
-        log_z = logits.logsumexp(1)
-        true = captions.take(hidden)
-        # The confidence is that of the most probable token, whichever it is. The score is of the true one, [M] each.
-        return logits.amax(1) - log_z, logits.gather(1, true[:, None]).squeeze(1) - log_z
+        return confidence_and_score(token_logits(noisy, hidden), captions.take(hidden))
 
     hidden, _ = partition_indices(masked, int(num_masked.sum()))
     for step, revealed in enumerate(reveal(predict, hidden, num_masked, captions.shape)):

@@ -80,7 +80,7 @@ def score_bound(call: Call, options: Scoring) -> Likelihood:
 SCORERS = {
     "autoregressive": Scorer(score_in_order, lambda n, options: 1),
     "heuristic": Scorer(score_heuristic, lambda n, options: n),
-    "parallel": Scorer(score_parallel, lambda n, options: 1, lambda options: 1),
+    "parallel": Scorer(score_parallel, lambda n, options: 1, lambda options: 1, by_length=True),
     "monte_carlo": Scorer(
         score_monte_carlo, lambda n, options: len(draw_masks(n, options.num_samples, options.seed,
                                                              options.interval).hidden),
@@ -140,11 +140,11 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
 def decoder_passes(text: Tensor, vocab_size: int, method: str, **options) -> Tensor:
     """Return the number of decoder passes to score each caption [C, L], long [C].
 
-    For "parallel" a pass serves all captions of a length, and counts for the first of them.
+    A pass that serves all captions of a length counts for the first of them.
     """
     options, lengths = Scoring(method, **options), (caption_lengths(text, vocab_size).cpu() - 1).tolist()
     passes = [SCORERS[method].passes(n, options) if n else 0 for n in lengths]
-    if method == "parallel":
+    if SCORERS[method].by_length:
         first = {n: c for c, n in reversed([*enumerate(lengths)])}
         passes = [count * (first[n] == c) for c, (n, count) in enumerate(zip(lengths, passes, strict=True))]
     return torch.tensor(passes)
@@ -191,8 +191,8 @@ def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_m
         needed = math.ceil((image_bytes + length * token_bytes) / MIB)
         raise ValueError(f"memory_mib={budget // MIB} is too little: a caption of {length} tokens takes {needed} MiB")
     texts = candidates if scorer.texts is None else candidates * scorer.texts(options)
-    if options.method == "parallel":
-        texts = min(texts, length)  # one for each length
+    if scorer.by_length:
+        texts = min(texts, length)
     images = min(len(captions), max(1, budget // (image_bytes + texts * length * token_bytes)))
     if scorer.texts is None:
         return Sizes(images, min(candidates, max_tokens // length), max_tokens)

@@ -86,6 +86,7 @@ class Scorer(NamedTuple):
     # driver splits the candidates, as each is read once at a time.
     texts: Callable[[Scoring], int] | None = None
     logits: int = 2  # how many tensors of logits it holds at once
+    by_length: bool = False  # True if one text serves all captions of an image and a length
 
 
 class Sizes(NamedTuple):

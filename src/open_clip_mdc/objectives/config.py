@@ -36,6 +36,7 @@ class CaptionCfg:
         if (self.time_embedding or self.aux_weight) and OBJECTIVES[self.objective].schedule is None:
             raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
                              f"{self.objective!r}")
+        self.block_sizes = tuple(self.block_sizes)  # a list in JSON
         if bool(self.block_sizes) != (OBJECTIVES[self.objective].order == "blocks") or \
                 not all(isinstance(size, int) and size > 0 for size in self.block_sizes):
             raise ValueError(f"caption_cfg.block_sizes is {self.block_sizes}: it must be numbers of tokens, 1 or more, "
