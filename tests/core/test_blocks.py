@@ -201,7 +201,7 @@ def test_an_objective_may_use_the_model_in_training(monkeypatch):
 
 
 def exact_in_order(model, image, text, size: int) -> tuple[float, list[int]]:
-    """Reveal the true token where the model is surest of any, block by block, by a naive loop."""
+    """Reveal the true token at the most confident position, block by block, by a naive loop."""
     n = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size)
     filled = text[0].masked_fill(torch.arange(12) >= caption_lengths(text, VOCAB), eot_id(VOCAB))[None]
     total, order = 0.0, []

@@ -48,7 +48,7 @@ def test_a_pass_serves_all_captions_of_an_image_and_a_length(monkeypatch):
 
 
 def test_the_order_of_words_is_told_by_their_places_alone():
-    """What it is not: words do not see each other, so two words that swap change two terms and no other."""
+    """Show what the score is not: two words that swap change two terms and no other, as no word sees another."""
     model, image, text = tiny_captioner("mdc"), images(1), captions([9])
     swapped = text.clone()
     swapped[0, [2, 6]] = text[0, [6, 2]]

@@ -139,7 +139,7 @@ def test_the_image_is_encoded_and_projected_once_and_only_masks_get_logits(model
 
 
 def test_captions_have_the_length_asked_for_no_special_id_inside_and_the_given_words(model, image):
-    """Of a model that would rather end."""
+    """Decode with a model that would rather end the caption."""
     model = copy.deepcopy(model)
     model.text.ln_final.bias.data.fill_(1.0)
     model.text.output.weight.data[[SOT, EOT]] += 0.5  # times 32 ones

@@ -170,7 +170,7 @@ def make(number):
             with part.open("a" if i else "w") as file:
                 file.write(f"{shard} {i}\\n")
             time.sleep(seconds / 20)
-            while i == 9 and os.path.exists("pause"):  # the test decides when it goes on
+            while i == 9 and os.path.exists("pause"):  # until the test lets it continue
                 time.sleep(0.01)
     return function
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def facts():
-    """What page.html says of its captions, by its label."""
+    """Return what page.html says of its captions, by its label."""
     texts = Page(Path("page.html").read_text()).texts
     return dict(zip(texts["dt"], texts["dd"], strict=True))
 
