@@ -124,9 +124,8 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
     from open_clip_mdc.objectives.replace import STEPS
     if cfg is None and flags.clip:
         raise ValueError(f"--clip needs a captioner, such as MDC- and ARC- models, which {args.model} is not")
-    causal = cfg is None or objective_of(cfg).order == "causal"
     asked = {name: value for name in OPTIONS if (value := getattr(flags, DECODING[name])) is not None}
-    decoding.check_kind(asked, causal)
+    causal = decoding.searches(asked, cfg and objective_of(cfg))
     decoding.check_clip(asked)
     check_samples(flags)
     sampling = decoding.Sampling(flags.temperature or 0.0, flags.top_k, flags.top_p)

@@ -70,7 +70,7 @@ def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
     assert len(files) == 4 and not list((tmp_path / "cache").rglob(".*"))
     assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="again")) == 0
     assert counted(tmp_path, train_flags(*cached, "--lr", "1e-4", data=data, logs=tmp_path, name="workers",
-                                         model="ARC-ViT-Ti-8", workers="2")) == 0
+                                         model="Mix-ViT-Ti-8-arc50", workers="2")) == 0
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
     assert equal(weights(tmp_path, 2, "first"), weights(tmp_path, 2, "again"))
     tower = {name: x for name, x in weights(tmp_path, 2, "first").items() if name.startswith("visual.")}

@@ -16,7 +16,7 @@ from open_clip_mdc.likelihood import replace_bound as bound
 from open_clip_mdc.text.special_tokens import target_tokens
 
 ALL = [("mdc", "heuristic", {}), ("mdc", "parallel", {}), ("mdc", "monte_carlo", dict(num_samples=24)),
-       ("arc", "autoregressive", {}), ("mcd-replace", "bound", dict(num_samples=24))]
+       ("arc", "autoregressive", {}), ("mix", "autoregressive", {}), ("mcd-replace", "bound", dict(num_samples=24))]
 model_of = cache(magnified)
 
 
@@ -68,11 +68,11 @@ def calls(monkeypatch):
     """Images, tokens and predicted tokens of each call of the decoder from now on."""
     seen, original = [], Captioner.token_logits
 
-    def record(self, image_kv, lengths):
+    def record(self, image_kv, lengths, **reading):
         def token_logits(text, predicted, *time):
             seen.append((len(image_kv[0][0]), text.numel(), len(predicted)))
             return logits(text, predicted, *time)
-        logits = original(self, image_kv, lengths)
+        logits = original(self, image_kv, lengths, **reading)
         return token_logits
 
     monkeypatch.setattr(Captioner, "token_logits", record)

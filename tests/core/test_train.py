@@ -44,13 +44,13 @@ def test_flags_of_upstream_work(csv, tmp_path, flags):
     assert all(torch.isfinite(w).all() for w in weights(tmp_path, 1).values())
 
 
-@pytest.mark.parametrize("model", ["ARC-ViT-Ti-8", "CapPa-ViT-Ti-8"])
+@pytest.mark.parametrize("model", ["ARC-ViT-Ti-8", "CapPa-ViT-Ti-8", "Mix-ViT-Ti-8-arc25"])
 def test_the_other_objectives_train(csv, tmp_path, model):
     open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", csv, data=csv, logs=tmp_path, model=model)
     assert len(losses(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs"])
+@pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs", "Mix-ViT-Ti-8-arc50"])
 def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tmp_path, model):
     flags = ("--batch-size", "12", "--epochs", "3", "--val-data", csv)
     open_clip_train(*flags, data=csv, logs=tmp_path, model=model, name="unbroken")
@@ -105,6 +105,7 @@ def two_processes(scenes, tmp_path_factory):
     runs = [train_flags(*flags, "--epochs", "1", *more, data=shards, logs=folder, name=name, model=model)
             for name, model, more in (
                 ("eager", "MDC-ViT-Ti-8", val), ("compiled", "MDC-ViT-Ti-8", (*val, "--torchcompile")),
+                ("mix", "Mix-ViT-Ti-8-arc50", ()),
                 ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32",
                                                 "--warmup", "5")))]
     (folder / "shown").write_text(run(*TORCHRUN, str(folder / "dump.py"), json.dumps(runs)).stderr)
@@ -127,6 +128,11 @@ def test_two_gloo_processes_hold_equal_weights_and_compiled_ones_train_to_the_sa
     assert equal(eager, weights(two_processes, 1, "eager")) and not equal(eager, weights(two_processes, 2, "eager"))
 
 
+def test_two_processes_share_out_the_rows_of_a_mix(two_processes):
+    eager, mix = held(two_processes, "eager"), held(two_processes, "mix")
+    assert mix["length_head.weight"].any() and eager.keys() == mix.keys() and not equal(eager, mix)
+
+
 def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(two_processes):
     """Batches have two images, most without masked features, and gradients are accumulated."""
     weight = held(two_processes, "masked")
@@ -135,7 +141,7 @@ def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(t
 
 
 def test_one_of_two_processes_warns_of_a_warm_up_that_outlasts_the_run(two_processes):
-    """The third run has four steps. Every line appears three times, as each run adds a log handler to its process."""
+    """The fourth run has four steps. Every line appears four times, as each run adds a log handler to its process."""
     shown = (two_processes / "shown").read_text()
     given = shown.count("  warmup: 5\n")
     assert shown.count("--warmup 5 is longer than this run of 4 steps") == shown.count("is longer than") == given > 0

@@ -26,7 +26,7 @@ from ..data.paths import IMAGE_FILES, find_images
 from ..decoding.attention_maps import light, word_maps
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.lengths import default_length
-from ..decoding.options import check_kind, check_text, readable
+from ..decoding.options import check_text, readable, searches
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
 from .page import card, legend, printable, render_page, thumbnail
@@ -60,7 +60,7 @@ class Demo:
             raise ValueError(f"give at most {CHARACTERS} characters")
         image, model = self._read(path), self.loaded.model
         if text:
-            check_kind(("text",), model.causal)
+            searches({"text": text}, model.objective)
             check_text(text, None)
         options = {"text": tokenize_with_masks(self.loaded.tokenizer, text, model.context_length)
                    .to(self.loaded.device)} if text else {"length": default_length(model)}

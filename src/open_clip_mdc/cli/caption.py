@@ -65,7 +65,7 @@ def check(args: argparse.Namespace) -> None:
         decoding.check_text(args.text, args.length)
     decoding.check_clip(given)
     decoding.checked({**given, "length": length, "samples": max(args.samples, args.clip_rerank)},
-                     causal=bool(given.keys() & decoding.OF_SEARCH),
+                     causal=bool(given.keys() & decoding.OF_SEARCH) or args.sampler == decoding.BEAM,
                      sampling=decoding.Sampling(args.temperature, args.top_k, args.top_p))
     if args.compare and not args.html:
         raise ValueError("--compare needs --html, the page that shows captions side by side")
@@ -83,14 +83,14 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     Sets args.length and args.repeats if not given.
     """
     model, blind = loaded.model, None
-    decoding.check_kind(given_options(args), model.causal)
+    causal = decoding.searches(given_options(args), model.objective)
     if args.text is None and args.length is None:
-        args.length = default_length(model)
-        if args.select and args.length == "auto" and model.objective.order == "any":
+        args.length = "auto" if causal else default_length(model)
+        if args.select and args.length == "auto" and model.objective.order == "any" and not causal:
             args.length = "top"  # auto would decode several lengths for each sample
-    names = decoding.SEARCH if model.causal else decoding.UNMASKING
+    names = decoding.SEARCH if causal else decoding.UNMASKING
     options = decoding.readable({name: value for name, value in given_options(args).items() if name in names},
-                                model.causal)
+                                causal)
     args.repeats = options.get("repeats")
     if args.text:
         options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
@@ -196,7 +196,8 @@ def run(args: argparse.Namespace) -> None:
         title = f"Captions by {shown_model(args, args.html)}"
         texts = [rows[name]["clip_texts"] for name in names] if clip else []
         given = {**given_options(args), **({"uncond": options["uncond"]} if "uncond" in options else {})}
-        facts = page_facts(args, given, loaded.model.causal, len(names), sum(texts) / max(len(texts), 1))
+        facts = page_facts(args, given, decoding.searches(given, loaded.model.objective), len(names),
+                           sum(texts) / max(len(texts), 1))
         write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))
     if coco:
         write_json(args.out, coco_results({name: rows[name]["caption"] for name in names}, ids))

@@ -21,7 +21,7 @@ from .clip_guidance import Guide
 from .confidence import fully_masked, guided
 from .consensus import agreement
 from .lengths import default_length
-from .options import OptionError, Search, Unmasking, check_rule, check_scale
+from .options import OptionError, Search, Unmasking, check_rule, check_scale, searches
 from .rules import LENGTHS, SAMPLERS
 from .sampling import Decoded
 
@@ -113,7 +113,7 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
 
 
 def search_images(model: Captioner, image: Tensor, options: Search) -> Decoded:
-    """Caption images [B, 3, height, width] with a causal model, R = samples * B."""
+    """Caption images [B, 3, height, width] from left to right, R = samples * B."""
     max_length = options.max_length(model.context_length - 2)
     image_kv = model.text.project_image(model.encode_image_tokens(image))
     args = (cached_step_logits(model, image_kv), options.samples * len(image), model.vocab_size, max_length)
@@ -132,12 +132,13 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
         return_trace: return `Decoded`, with the step and the log-probability of every token, instead of ids.
         guide: reweights tokens of a masked diffusion captioner at each step, if its scale is not 0.
         rerank: keep only the one of an image's `samples` that the guide finds most similar to the image.
-        options: the fields of `Search` for a causal captioner. The fields of `Unmasking` for a masked diffusion
-            captioner, and `text`, `blind` and `guidance_kl` of `unmask_images`.
+        options: the fields of `Search` for a causal captioner, or one that learnt both by sampler="beam", and those of
+            `Unmasking` for a masked diffusion captioner, and `text`, `blind` and `guidance_kl` of `unmask_images`.
 
     Raises ValueError if an argument is out of range.
     """
-    if model.causal:
+    causal = searches(options, model.objective)
+    if causal:
         wanted = Search(**options)
     else:
         given = {name: options.pop(name) for name in OF_UNMASK_IMAGES if name in options}
@@ -145,7 +146,7 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     samples, select = wanted.samples, wanted.select
     if guide is not None:
         check_scale("clip_scale", guide.scale)
-        if guide.scale and model.objective.order != "any":
+        if guide.scale and (causal or model.objective.order != "any"):
             raise ValueError("CLIP guides whole captions of masked diffusion only. This model reads from left to "
                              "right: rerank its captions instead")
         if guide.scale:
@@ -155,7 +156,7 @@ def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide:
     was_training = model.training
     model.train(False)
     try:
-        decoded = search_images(model, image, wanted) if model.causal else \
+        decoded = search_images(model, image, wanted) if causal else \
             unmask_images(model, image, options=wanted, guide=guide, **given)
         if rerank or select:
             value = guide.similarity(decoded.text) if rerank else agreement(decoded.text, samples, model.vocab_size)

@@ -15,9 +15,12 @@ from .rules import LENGTHS, SAMPLERS
 if TYPE_CHECKING:
     import torch
 
+    from ..objectives.registry import Objective
+
 REPEATS = ("allow", "avoid")
 UNCOND = ("null_image", "masked_image")
 SELECT = ("consensus",)
+BEAM = "beam"  # the sampler that searches from left to right
 MASKS = re.compile(r"(?:[\[<［＜]|&lt;)\s*mask\s*(?:[\]>］＞]|&gt;)", re.IGNORECASE)  # how people write [MASK]
 NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
@@ -132,11 +135,13 @@ class Search:
     length: int | str | None = None  # most tokens before EOT. "auto" or None is what fits the context
     num_beams: int = 6  # see `beam_search`. Not used with a temperature
     min_length: int = 0  # fewest tokens before EOT. Without it, likelihood favours short captions
+    sampler: str = BEAM  # the only one
     samples: int = 1  # see `Unmasking`, also for `select`
     select: str | None = None
     sampling: Sampling = GREEDY  # with a temperature, tokens are drawn and there is no search
 
     def __post_init__(self):
+        check_choice("sampler", self.sampler, (BEAM,))
         check_samples(self.samples, self.select, self.draws, self.sampling)
         if isinstance(self.length, int) and self.min_length > self.length:
             raise OptionError(f"{{min_length}} {self.min_length} is more than {{length}} {self.length}")
@@ -167,12 +172,24 @@ def check_rule(name: str, sampler: str) -> None:
         raise OptionError(f"{{{name}}} needs {{sampler}} {' or '.join(owners)}, not {sampler}")
 
 
-def check_kind(given: Collection[str], causal: bool) -> None:
-    """Raise OptionError if an option is for the other kind of model."""
+def searches(given: Mapping, objective: "Objective | None") -> bool:
+    """Return True if captions are searched from left to right, and False if they are unmasked.
+
+    A model that learnt both is asked by its sampler. None stands for a model of OpenCLIP, which is searched. Raises
+    OptionError if an option is for the other kind.
+    """
+    causal, sampler = objective is None or objective.order == "causal", given.get("sampler")
+    if sampler == BEAM and not causal:
+        if "autoregressive" not in objective.scorers:
+            raise OptionError("{sampler} beam needs a model that learnt to read from left to right: ARC-, Mix-")
+        causal = True
+    if causal and sampler not in (None, BEAM):
+        raise OptionError(f"{{sampler}} {sampler} is not supported by this model, which is autoregressive")
     for name in given:
         if name in (OF_UNMASKING if causal else OF_SEARCH):
             kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
             raise OptionError(f"{{{name}}} is not supported by this model, which {kind}")
+    return causal
 
 
 def checked(given: Mapping, causal: bool, sampling: Sampling = GREEDY) -> Unmasking | Search:

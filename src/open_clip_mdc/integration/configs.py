@@ -2,7 +2,8 @@
 
 `model_configs/objectives.json` is a table. A row is a name pattern, in which * stands for the base config, and the
 `caption_cfg` that it adds. Other names need no row: any interval of t (MDC-*-t0.25-0.75), and any BERT masking ratio
-in percent (BERT-*-r50), and any size of blocks (MDC-*-b4), or several (MDC-*-b4-2-8).
+in percent (BERT-*-r50), and any size of blocks (MDC-*-b4), or several (MDC-*-b4-2-8), and any percentage of rows of
+ARC in a mix (Mix-*-arc40).
 
 The base gives the image tower. If its text tower fits, the decoder takes that tower's size. This file needs the
 standard library only.
@@ -86,9 +87,13 @@ def any_blocks(found: re.Match) -> Iterator[tuple[str, dict]]:
     yield found[1], {**ROWS["MDC-*-b4"], "block_sizes": sizes, **({"t_min": 1.0} if sizes == (1,) else {})}
 
 
+def any_share(found: re.Match) -> Iterator[tuple[str, dict]]:
+    yield found[1], {**ROWS["Mix-*-arc25"], "autoregressive_share": float(found[2]) / 100}
+
+
 # Names without a row: a pattern, and a function that yields each base and `caption_cfg` that its match may mean.
 PATTERNS = [(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", any_interval), (rf"BERT-(.+)-r({NUMBER})", any_ratio),
-            (r"MDC-(.+)-b([1-9]\d*(?:-[1-9]\d*)*)", any_blocks)]
+            (r"MDC-(.+)-b([1-9]\d*(?:-[1-9]\d*)*)", any_blocks), (rf"Mix-(.+)-arc({NUMBER})", any_share)]
 PROJECTED: set[str] = set()  # keys of `caption_cfg` whose models project features to the base's `embed_dim`
 
 

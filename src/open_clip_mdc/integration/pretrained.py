@@ -163,13 +163,13 @@ class PretrainedCaptioner:
         if text is not None and not isinstance(text, str):
             raise TypeError(f"text is {text!r}: it must be one caption with a [MASK], to fill in for each image")
         given = {**options, **({} if text is None else {"text": text})}
-        decoding.check_kind(given, self.model.causal)
-        known = names_of(generate, Search if self.model.causal else Unmasking, PretrainedCaptioner.trace)
-        check_options("caption", options, known | (set() if self.model.causal else {*OF_UNMASK_IMAGES} - {"text"}))
+        causal = decoding.searches(given, self.model.objective)
+        known = names_of(generate, Search if causal else Unmasking, PretrainedCaptioner.trace)
+        check_options("caption", options, known | (set() if causal else {*OF_UNMASK_IMAGES} - {"text"}))
         # What does not fit is refused before an image is read.
         sampling = Sampling(temperature, top_k, top_p, torch.Generator(self.device).manual_seed(seed))
-        decoding.checked(options, self.model.causal, sampling)
-        options = decoding.readable(options, self.model.causal) | {"sampling": sampling}
+        decoding.checked(options, causal, sampling)
+        options = decoding.readable(options, causal) | {"sampling": sampling}
         images = as_list(images)
         if text is not None:
             decoding.check_text(text, options.get("length"))

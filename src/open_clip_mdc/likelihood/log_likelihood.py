@@ -2,7 +2,7 @@
 
 An image is encoded once, and its keys and values are computed once. The methods, with decoder passes per caption:
 
-    autoregressive   1 pass, for causal models (Eq. 7).
+    autoregressive   1 pass, for models that learnt to read from left to right (Eq. 7).
     heuristic        N passes. Start fully masked. At each step, score and reveal the true token at the position where
                      the model is most confident of any token.
     parallel         1 pass for all captions of a length, each token with all masked. Another, cheaper estimate.
@@ -53,7 +53,7 @@ def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
 
 
 def score_in_order(call: Call, options: Scoring) -> Likelihood:
-    return autoregressive(call.network, call.text, call.model.vocab_size, call.device)
+    return autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size, call.device)
 
 
 def score_heuristic(call: Call, options: Scoring) -> Likelihood:
@@ -200,9 +200,9 @@ def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_m
 
 
 def _network(model: Captioner, image_kv: ImageKV) -> Network:
-    def network(lengths: Sequence[int], images: np.ndarray | None = None, **clean: Tensor) -> TokenLogits:
+    def network(lengths: Sequence[int], images: np.ndarray | None = None, **reading) -> TokenLogits:
         if images is None:
-            return model.token_logits(image_kv, lengths, **clean)
+            return model.token_logits(image_kv, lengths, **reading)
         index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
         return model.token_logits([(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv], lengths)
 

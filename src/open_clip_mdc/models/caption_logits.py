@@ -124,7 +124,7 @@ class CaptionReader(nn.Module):
             raise ValueError("this model reads a caption block by block, and this needs a model that reads it whole")
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
-                     clean: Tensor | None = None) -> CaptionLogits | BlockLogits:
+                     clean: Tensor | None = None, causal: bool | None = None) -> CaptionLogits | BlockLogits:
         """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
 
         Args:
@@ -132,6 +132,7 @@ class CaptionReader(nn.Module):
             lengths: number of tokens in each of the R rows, at least one.
             graphs: run the decoder, without gradients.
             clean: the true captions, long [R, L] on the CPU, for a model that reads earlier blocks beside noisy ones.
+            causal: whether to read from left to right, for a model that learnt both. By default `self.causal`.
 
         Raises ValueError if a length exceeds the context, or if such a model gets no `clean`.
         """
@@ -140,7 +141,8 @@ class CaptionReader(nn.Module):
             return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0])
         self.check_whole()
         infer_time = None if self.text.time_embedding is None else self.infer_time
-        return CaptionLogits(self.text, image_kv, lengths, self.causal, infer_time, graphs)
+        return CaptionLogits(self.text, image_kv, lengths, self.causal if causal is None else causal, infer_time,
+                             graphs)
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
         """Return each row's step, long [R], judged by its share of masks. None if the decoder reads no step.

@@ -22,6 +22,7 @@ class CaptionCfg:
     condition_zeros: bool = False  # replace masked features by zeros, not by a learnt vector
     # Tokens in a block of block diffusion. Of several sizes each caption draws one in training, and the first decodes.
     block_sizes: tuple[int, ...] = ()
+    autoregressive_share: float = 0.0  # share of the captions that are read from left to right (mix only)
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):
@@ -41,6 +42,10 @@ class CaptionCfg:
                 not all(isinstance(size, int) and size > 0 for size in self.block_sizes):
             raise ValueError(f"caption_cfg.block_sizes is {self.block_sizes}: it must be numbers of tokens, 1 or more, "
                              "for an objective of blocks, and empty for any other")
+        mixes = OBJECTIVES[self.objective].order == "any" and "autoregressive" in OBJECTIVES[self.objective].scorers
+        if not 0 <= self.autoregressive_share <= mixes:
+            raise ValueError(f"caption_cfg.autoregressive_share is {self.autoregressive_share}: it must be 0 to 1 for "
+                             "an objective that mixes, and 0 for any other")
         # One without the other would mask nothing.
         rates = (self.condition_drop, self.condition_mask)
         if not all(0 <= rate <= 1 for rate in rates) or any(rates) != all(rates) \
