@@ -1,6 +1,7 @@
 """Measure how much the image tells of a word, by the place of the word: first or second of its object.
 
     python -m experiments.mentions --pretrained RUN/checkpoints/epoch_1.pt --data val/00000.tar --name r90 --out results
+    python -m experiments.mentions --contexts ...  # the same network with two contexts (contexts.py)
 
 Each held-out scene of `open_clip_mdc scenes --world mentions` is captioned in both orders ("a red circle", "a circle
 red"). So the same words of the same images stand at both places. Only the words of the last object are measured. At the
@@ -15,7 +16,8 @@ word:
                 probabilities. A model guesses worse than that from the mean image, which it never saw
     gradient    norm of the loss's gradient at the patch tokens: how strongly the token trains the encoder
 
-Dimensions: B captions, L positions, K mentions (first, second), P patches, D width, N all captions of the world.
+Dimensions: B captions, L positions, K mentions (first, second), P patches, D width, N all captions of the world, W
+tokens of a noised row, which has two streams in block diffusion.
 """
 import argparse
 import json
@@ -38,8 +40,9 @@ from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.scenes.mentions import COLOURS, SHAPES, law
-from open_clip_mdc.text.packing import NoisedCaptions, pack
+from open_clip_mdc.text.packing import NoisedCaptions, pack, sees
 
+from .contexts import left_context
 from .tables.position import DRAWS, MEASURES, PLACES, REDUNDANCIES
 
 BATCH = 100  # scenes
@@ -59,29 +62,54 @@ def mention_positions(text: Tensor, words: Tensor) -> Tensor:
     return said.nonzero()[:, 1].view(len(text), -1)
 
 
+def visible_tokens(noised: NoisedCaptions, text: Tensor, mentions: Tensor) -> Tensor:
+    """Return which tokens of the caption a model reads when it predicts each mention, bool [B, K, L].
+
+    Args:
+        text, mentions: as in `measure`.
+    """
+    place = torch.arange(text.shape[1])
+    if noised.sight is None:
+        # A causal model sees the tokens before a mention, any other model those that are not hidden.
+        causal = torch.as_tensor(noised.causal).expand(len(text))[:, None, None]
+        return torch.where(causal, place < mentions[:, :, None], (noised.text == text)[:, None])
+    # Two streams: the place of a mention in the row, [B, K], is the first one at its position, in the noisy stream.
+    asked = (noised.position[:, None] == mentions[:, :, None]).int().argmax(2)
+    seen = sees(noised.sight).gather(1, asked[:, :, None].expand(-1, -1, noised.text.shape[1]))  # [B, K, W]
+    read = seen & (noised.valid & (noised.text == noised.tokens))[:, None]
+    # A token is visible if it is read in either stream.
+    return torch.zeros(*mentions.shape, text.shape[1], dtype=torch.int64).scatter_add(
+        2, noised.position[:, None].expand_as(read), read.long()).bool()
+
+
 def best_guess(noised: NoisedCaptions, text: Tensor, mentions: Tensor, captions: Tensor, p: Tensor) -> Tensor:
     """Return the exact -log p(token | visible tokens) of each mention in this world, float64 [B, K].
 
     Args:
-        text, mentions: as in `measure`. A causal model sees the tokens before a mention, any other model the tokens
-            that are not hidden.
+        text, mentions: as in `measure`.
         captions: all captions of the world, long [N, L]. `p` are their probabilities, float64 [N].
     """
-    causal = torch.as_tensor(noised.causal).expand(len(text))[:, None]
     equal = text[:, None] == captions  # [B, N, L]
     columns = []
-    for position in mentions.unbind(1):
-        before = torch.arange(text.shape[1]) < position[:, None]
-        visible = torch.where(causal, before, noised.text == text)
+    for position, visible in zip(mentions.unbind(1), visible_tokens(noised, text, mentions).unbind(1), strict=True):
         possible = (equal | ~visible[:, None]).all(2)  # [B, N]
         right = equal.gather(2, position[:, None, None].expand(-1, len(captions), 1))[..., 0]
         columns.append((possible.double() @ p).log() - ((possible & right).double() @ p).log())
     return torch.stack(columns, 1)
 
 
-def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tensor, mentions: Tensor, draws: int,
-            generator: torch.Generator, world: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Return the means of weight, and of weight times each measure, over `draws` corruptions of each mention.
+def as_trained(model: Captioner, text: Tensor, draws: int, generator: torch.Generator) -> list[NoisedCaptions]:
+    """Return corruptions of captions [B, L] as in training, stratified: each draw has an interval of u of its own."""
+    found = []
+    for draw in range(draws):
+        u = (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws
+        found.append(model.corrupt(text, u, generator))
+    return found
+
+
+def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tensor, mentions: Tensor,
+            corruptions: list[NoisedCaptions], world: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """Return the means of weight, and of weight times each measure, over corruptions of each mention.
 
     Args:
         image_embs: patch tokens, [B, P, D].
@@ -95,27 +123,25 @@ def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tens
     """
     image_embs = image_embs.detach().requires_grad_()
     sums = {name: torch.zeros(mentions.shape, dtype=torch.float64) for name in (*MEASURES, "weight")}
-    for draw in range(draws):
-        # Uniform on (0, 1] for each caption, and stratified: each draw has an interval of its own.
-        u = (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws
-        noised = model.corrupt(text, u, generator)
+    for noised in corruptions:
         captions = pack(text, noised, model.vocab_size).to(image_embs.device)
-        predicted = noised.loss_mask.nonzero(as_tuple=True)
+        row, place = noised.loss_mask.nonzero(as_tuple=True)
+        predicted = row, place if noised.position is None else noised.position[row, place]
 
-        def by_mention(losses: Tensor, predicted: tuple = predicted) -> Tensor:
-            return losses.new_zeros(text.shape).index_put(predicted, losses).gather(1, mentions)
+        def by_mention(values: Tensor, predicted: tuple = predicted) -> Tensor:
+            return values.new_zeros(text.shape).index_put(predicted, values).gather(1, mentions)
 
         losses = by_mention(model.token_nll(image_embs, captions).cpu())
         with torch.no_grad():
             without = by_mention(model.token_nll(null_image.expand_as(image_embs), captions).cpu())
-        weight = noised.weight.gather(1, mentions).double()
+        weight = by_mention(noised.weight[row, place]).double()
         norms = torch.stack([torch.autograd.grad(losses[:, k].sum(), image_embs, retain_graph=True)[0].flatten(1)
                              .norm(dim=1).cpu() for k in range(mentions.shape[1])], 1)
         losses = losses.detach()
         values = {"loss": losses, "gap": without - losses, "gradient": norms, "weight": 1.0,
                   "gain": best_guess(noised, text, mentions, *world) - losses}
         for name, value in values.items():
-            sums[name] += weight * value / draws
+            sums[name] += weight * value / len(corruptions)
     return sums
 
 
@@ -129,10 +155,11 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
 
 
 def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int,
-             seed: int = 0) -> dict[str, list]:
+             seed: int = 0, contexts: bool = False) -> dict[str, list]:
     """Return the keys of the scenes ("images"), and the mean over both orders of each scene.
 
-    The means have the names "MEASURE_PLACE" and "weight_PLACE".
+    The means have the names "MEASURE_PLACE" and "weight_PLACE". With `contexts` they are of the context as trained, and
+    those of "left_MEASURE_PLACE" are of a context with all words to the left (`contexts.left_context`).
     """
     words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
     possible, p = zip(*law(redundancy), strict=True)
@@ -144,21 +171,27 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
     rest = iter(scenes)
     while batch := list(islice(rest, BATCH)):
         with torch.no_grad():
-            embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch]))
+            embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch])).repeat_interleave(2, 0)
         text = tokenizer([caption for _, _, captions in batch for caption in captions])
         mentions = mention_positions(text, words)[:, -len(PLACES):]
-        sums = measure(model, embs.repeat_interleave(2, 0), null_image, text, mentions, draws, generator, world)
-        for name, values in sums.items():
-            of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders, places]
-            for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
-                found.setdefault(f"{name}_{place}", []).extend(value.tolist())
+        of_context = {"": as_trained(model, text, draws, generator)}
+        if contexts:
+            of_context["left_"] = [left_context(model, text, mention) for mention in mentions.unbind(1)]
+        for context, corruptions in of_context.items():
+            sums = measure(model, embs, null_image, text, mentions, corruptions, world)
+            for name, values in sums.items():
+                of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders, places]
+                for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
+                    found.setdefault(f"{context}{name}_{place}", []).extend(value.tolist())
     return found
 
 
 def means(found: dict[str, list]) -> dict[str, float]:
-    """Return the weighted mean over scenes of each "MEASURE_PLACE"."""
-    return {f"{name}_{place}": float(np.sum(found[f"{name}_{place}"]) / np.sum(found[f"weight_{place}"]))
-            for name in MEASURES for place in PLACES}
+    """Return the weighted mean over scenes of each "MEASURE_PLACE", in each context."""
+    contexts = ("", "left_") if "left_weight_first" in found else ("",)
+    return {f"{context}{name}_{place}": float(np.sum(found[f"{context}{name}_{place}"]) /
+                                              np.sum(found[f"{context}weight_{place}"]))
+            for context in contexts for name in MEASURES for place in PLACES}
 
 
 def main() -> None:
@@ -167,17 +200,18 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="shard of held-out scenes")
     parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="redundancy of the data")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
+    parser.add_argument("--contexts", action="store_true", help="measure with all words to the left visible, too")
     args = parser.parse_args()
     try:
         for pretrained in args.pretrained:
             path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
-            about = {"dataset": args.name, "pretrained": pretrained, "task": "mentions", "settings": {
+            about = {"dataset": args.name, "pretrained": pretrained, "task": "contexts" if args.contexts else "mentions", "settings": {
                 "measures": list(MEASURES), "of": "the last object", "draws": DRAWS, "data_sha256": sha256(args.data),
                 "weights_sha256": sha256(pretrained)}}
             if results.is_there(path, about):
                 continue
             found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
-                             REDUNDANCIES[args.name], DRAWS)
+                             REDUNDANCIES[args.name], DRAWS, contexts=args.contexts)
             metrics = means(found)
             results.write_items(path, {"images": found.pop("images"), "values": {
                 name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in found.items()}})

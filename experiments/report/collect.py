@@ -39,6 +39,7 @@ TITLES = {
     "towers": "A trained encoder after training by each objective",
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "position": "Does a token's visual signal depend on its place?",
+    "contexts": "One network, two contexts",
     "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")

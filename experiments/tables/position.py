@@ -5,6 +5,7 @@ decides which is said first. So the same words stand at both places, and the sec
 experiments/mentions.py measures it, and report/position.py compares the measurements.
 
     position    what the image tells of a token, and what the token tells the encoder, at both places
+    contexts    the same for one network in two contexts: as trained, and with all words to the left visible
     lastsaid    what it does to features: linear probes where the shape is always said last
 """
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from .scale import Data, Scale, made
 OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %": "BERT-{}-r15",
               "BERT 75 %": "BERT-{}-r75", "parallel": "Parallel-{}"}
 MAIN = ("MDC", "ARC")
+BETWEEN = {name: OBJECTIVES[name] for name in (*MAIN, "CapPa")} | {
+    "blocks of 2": "MDC-{}-b2", "blocks of 4": "MDC-{}-b4"}
+CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measure -> the context
 # The share of objects whose shape is the one that goes with their colour. All objectives are trained at the first
 # value, MDC and ARC at each.
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
@@ -26,7 +30,7 @@ SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 
 DATA = {name: Data(f"{{out}}/data/{name}/train", f"redundancy {share}", 8, 12_800)
         for name, share in REDUNDANCIES.items()}
 DATA["last"] = DATA["r90"]._replace(folder="{out}/data/last/train", label="redundancy 0.9, shape always last")
-PREPARE = (*(made(name, f"{SCENES} --redundancy {share}", *(() if name == "r90" else ("position",)))
+PREPARE = (*(made(name, f"{SCENES} --redundancy {share}", *(() if name == "r90" else ("position", "contexts")))
              for name, share in REDUNDANCIES.items()),
            made("last", f"{SCENES.replace('probe 500', 'probe 1600')} --redundancy 0.9 --first colour", "lastsaid"))
 
@@ -44,6 +48,19 @@ def position(scale: Scale) -> Iterator[Cell]:
                         block=data, competes=False)
 
 
+def contexts(scale: Scale) -> Iterator[Cell]:
+    for data in ("r90", "r0") if "contexts" in scale.tables else ():
+        for row, model in BETWEEN.items():
+            if row in MAIN or data == "r90":
+                for measure in (context + measure for context in CONTEXTS for measure in MEASURES):
+                    for place in PLACES:
+                        metric = f"{measure}_{place}".replace(" ", "_")
+                        yield Cell(f"r = {REDUNDANCIES[data]}, {row}", f"{measure}, {place}",
+                                   Run(model.format(scale.backbone), data),
+                                   Evaluation("contexts", f"{{out}}/data/{data}/val/00000.tar", (data,), metric,
+                                              scale=1.0), block=data, competes=False)
+
+
 def lastsaid(scale: Scale) -> Iterator[Cell]:
     for data, label in (("r90", "a coin decides"), ("last", "shape always last")) if "lastsaid" in scale.tables else ():
         for row in MAIN:
@@ -53,4 +70,4 @@ def lastsaid(scale: Scale) -> Iterator[Cell]:
                     sizes=(1600,)), block=label)
 
 
-TABLES = {"position": position, "lastsaid": lastsaid}
+TABLES = {"position": position, "contexts": contexts, "lastsaid": lastsaid}
