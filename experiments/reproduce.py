@@ -18,7 +18,7 @@ from typing import NamedTuple
 from . import commands, preflight
 from .commands import Place
 from .progress import Step, run_steps
-from .report import archive, claims, position
+from .report import archive, claims, contexts, position
 from .report.collect import LEDGERS
 from .report.publish import FOLDER
 from .report.results import Results, read_results
@@ -50,7 +50,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    ledgers = (*position.LEDGERS, "lastsaid") if scale == "position" else LEDGERS
+    ledgers = {"position": (*position.LEDGERS, "lastsaid"), "contexts": ("contexts",)}.get(scale, LEDGERS)
     for claim in (claim for ledger in ledgers for claim in claims.claims_of(ledger, SCALES[scale])):
         if claim.id == short:
             if not claim.left or not claim.right:
@@ -65,7 +65,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
 
 def with_verdict(results: Results, task: Task) -> claims.Row:
     """Return the claim with a verdict that is not corrected for others."""
-    of = position if task.claim.ledger in position.LEDGERS else claims
+    of = {"contexts": contexts, **dict.fromkeys(position.LEDGERS, position)}.get(task.claim.ledger, claims)
     (row,) = of.give_verdicts([task.claim], results, task.scale)
     return row
 

@@ -17,7 +17,7 @@ from ..tables import article, curves, mcdiffusion, photos
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
-from . import claims, position
+from . import claims, contexts, position
 from .pages import csv, figure6, markdown, plot, summarise
 from .results import read_results, values
 
@@ -43,7 +43,7 @@ TITLES = {
     "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")
-WITH_CLAIMS = (*LEDGERS, "position", "lastsaid")
+WITH_CLAIMS = (*LEDGERS, "position", "contexts", "lastsaid")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -111,6 +111,9 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                            for ledger in position.LEDGERS]
                 rows = [row for ledger in ledgers for row in ledger]
                 page = position.page(results, scale, cells, numbers, ledgers, folder / name)
+            elif name == "contexts":
+                rows = contexts.give_verdicts(claims.claims_of(name, scale), results, scale)
+                page = contexts.page(results, scale, cells, numbers, rows)
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))

@@ -249,8 +249,7 @@ POSITION = Scale(
     prepare=position.PREPARE,
 )
 # Four times as long, so that a masked network has learnt to use the other words, which it does late.
-CONTEXTS = POSITION._replace(name="contexts", tables=("contexts",), epochs=4, seeds=(0, 1, 2, 3, 4),
-                             prepare=position.PREPARE[:2])
+CONTEXTS = POSITION._replace(name="contexts", tables=("contexts",), epochs=4, prepare=position.PREPARE[:2])
 
 SCALES = {scale.name: scale for scale in (
     PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, CUB, POSITION,

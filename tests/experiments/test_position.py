@@ -34,7 +34,8 @@ WORLD = TEXT, torch.full((3,), 1 / 3, dtype=torch.float64)  # as if there were n
 
 
 def measured(model, embs, blind, draws=3):
-    return mentions.measure(model, embs, blind, TEXT, PLACES, draws, torch.Generator().manual_seed(5), WORLD)
+    corruptions = mentions.as_trained(model, TEXT, draws, torch.Generator().manual_seed(5))
+    return mentions.measure(model, embs, blind, TEXT, PLACES, corruptions, WORLD)
 
 
 def noise(model, draws):

@@ -1,0 +1,137 @@
+"""Compare two contexts of one network (experiments/contexts.py): ratios of second to first mention, and verdicts.
+
+The ratio of a measure is (X2 / W2) / (X1 / W1), with X and W as in position.py. The gain of the second mention may be
+as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
+(x2 - r2 w2) / W2 / r1 - ratio (x1 - r1 w1) / (r1 W1), where r = X / W at each place.
+"""
+import json
+from statistics import fmean
+
+from ..tables import position as tables
+from ..tables.cells import Cell
+from ..tables.scales import Scale
+from . import claims
+from .claims import Claim
+from .position import row_of
+from .results import parts
+from .verdicts import Finding, Side, compare, decide
+
+MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
+CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
+
+
+def share(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+    """Return the ratio of second to first of a measure, and the influence of each image."""
+    (x1, w1, r1), (x2, w2, r2) = (of_place(values, measure, place) for place in tables.PLACES)
+    ratio = r2 / r1
+    return ratio, [(b - r2 * v) / sum(w2) / r1 - ratio * (a - r1 * u) / (r1 * sum(w1))
+                   for a, u, b, v in zip(x1, w1, x2, w2, strict=True)]
+
+
+def second(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+    """Return the mean of a measure at the second mention, and the influence of each image."""
+    x, w, mean = of_place(values, measure, tables.PLACES[1])
+    return mean, [(a - mean * u) / sum(w) for a, u in zip(x, w, strict=True)]
+
+
+def of_place(values: dict[str, list[float]], measure: str, place: str) -> tuple[list[float], list[float], float]:
+    """Return weighted values and weights of each image, and the weighted mean."""
+    context = measure.rpartition(" ")[0]
+    x, w = (values["_".join((f"{context} {name}").split())] for name in (f"{measure.split()[-1]} {place}",
+                                                                         f"weight {place}"))
+    return x, w, sum(x) / sum(w)
+
+
+def side(results: dict, scale: Scale, cell: Cell, statistic=share) -> Side | None:
+    """Return a statistic of a row's runs in a cell's measure, with the influence of images. None if none ran."""
+    numbers, adds = {}, {}
+    for seed, result in sorted(parts(results, scale, cell)[0].items()):
+        items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
+        numbers[seed], influence = statistic(items["values"], cell.column.partition(",")[0])
+        adds[seed] = dict(zip(items["images"], influence, strict=True))
+    return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
+
+
+def measured(cell: Cell) -> tuple[str, str]:
+    return cell.row, cell.column.partition(",")[0]
+
+
+def against(found: Side | None, value: float, margin: float | None = None) -> Finding:
+    """Compare a side with a number."""
+    return compare(found, found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
+                                         found.trainings), margin)
+
+
+def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
+    """Return by how much a row with the words to the left beats the best guess from these words, at a second mention.
+
+    The words alone are worth nothing at the first mention. A network that ignores words is below 0 here.
+    """
+    return against(side(results, scale, cell._replace(column=f"{CHECK}, second"), second), 0.0)
+
+
+def passes(check: Finding) -> bool:
+    return check.interval is not None and check.interval[0] > 0
+
+
+def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
+    """Return the claims of a ledger with their verdicts, corrected together.
+
+    A level claim is that a ratio is 1, or that two are equal. A claim has no verdict if one of its rows fails
+    `uses_words`.
+    """
+    rows = []
+    for claim in ledger:
+        left, right = (side(results, scale, cells[0]) for cells in (claim.left, claim.right))
+        margin = MARGIN if claim.level else None
+        one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
+        finding = against(left, 1.0, margin) if one else compare(left, right, margin)
+        failed = [cells[0].row for cells in (claim.left, claim.right) if finding.difference is not None
+                  and not passes(uses_words(results, scale, cells[0]))]
+        rows.append(claims.Row(claim, "no verdict" if failed else "",
+                               f"{failed[0]} does not use the other words" if failed else "", finding, margin=margin))
+    verdicts = iter(decide(row.finding for row in rows if not row.verdict))
+    return [row if row.verdict else row._replace(verdict=claims.says(verdict := next(verdicts), row.claim.level),
+                                                 p=verdict.p, p_within=verdict.p_within) for row in rows]
+
+
+def shown(finding: Finding) -> str:
+    if finding.difference is None:
+        return ""
+    low_high = " ({:.3f} to {:.3f})".format(*finding.interval) if finding.interval else ""
+    return f"{finding.difference:.3f}{low_high}"
+
+
+def from_zero(found: Side | None) -> str:
+    return shown(against(found, 0.0))
+
+
+def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
+         ledger: list[claims.Row]) -> str:
+    """Return the table of ratios in both contexts, and the verdicts, as Markdown."""
+    from open_clip_mdc.data.markdown import markdown_table
+    means = {(row_of(cell), cell.column): fmean(by_seed.values())
+             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
+    lines = []
+    for cell in cells:
+        row = row_of(cell)
+        if cell.column != "gain, first" or (row, cell.column) not in means:
+            continue
+        check = uses_words(results, scale, cell)
+        for context, label in tables.CONTEXTS.items():
+            ratios = {measure: from_zero(side(results, scale, cell._replace(column=f"{context}{measure}, first")))
+                      for measure in ("gain", "gradient", "gap")}
+            lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, label,
+                          *(" / ".join(f"{means[row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
+                            for measure in ("loss", "gain")), *ratios.values(),
+                          f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context else "",
+                          str(check.seeds)])
+    verdicts = [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),
+                 "" if row.verdict == "not run" else row.finding.basis,
+                 f"*{row.verdict}*" + (f": {row.why}" if row.why else "")] for row in ledger]
+    return "\n".join([
+        markdown_table(["redundancy", "", "context", "loss, first / second", "gain, first / second",
+                        "gain, ratio (95 %)", "gradient, ratio (95 %)", "gap, ratio (95 %)",
+                        "uses the other words", "seeds"], lines), "",
+        markdown_table(["id", "claim", "ratio minus 1, or difference of ratios (95 %)", "p (Holm)",
+                        "p within a tenth", "errors of", "verdict"], verdicts), ""])

@@ -1,0 +1,141 @@
+"""Claims about `make contexts`: who reads what, ratios with their errors, and verdicts on data with a known answer.
+
+    pytest tests/experiments/test_contexts.py
+"""
+import json
+
+import pytest
+import torch
+from conftest import VOCAB, captions, images, magnified
+from helpers import dry_run
+
+from experiments.contexts import left_context
+from experiments.mentions import as_trained, visible_tokens
+from experiments.report import claims, contexts
+from experiments.report.results import Result
+from experiments.tables import position as tables
+from experiments.tables.scales import CONTEXTS
+from open_clip_mdc.objectives.config import CaptionCfg
+from open_clip_mdc.text.packing import pack
+from open_clip_mdc.text.special_tokens import valid_tokens
+
+TEXT = captions([8, 12, 9])
+ASKED = torch.tensor([[4, 5], [6, 3], [2, 5]])  # two mentions of each caption
+
+
+def losses(model, embs, text, noised):
+    """-log p of the predicted tokens, by row and position in the caption."""
+    row, place = noised.loss_mask.nonzero(as_tuple=True)
+    position = place if noised.position is None else noised.position[row, place]
+    with torch.no_grad():
+        found = model.token_nll(embs, pack(text, noised, VOCAB))
+    return dict(zip(zip(row.tolist(), position.tolist(), strict=True), found.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("objective, cfg", [("mdc", {}), ("arc", {}), ("cappa", {}),
+                                            ("block-diffusion", {"block_sizes": (3,)})])
+@pytest.mark.parametrize("left", [False, True])
+def test_the_visible_tokens_are_those_whose_change_changes_the_prediction(objective, cfg, left):
+    model = magnified(objective)
+    model.caption_cfg = CaptionCfg(objective=objective, **cfg)
+    with torch.no_grad():
+        embs = model.encode_image_tokens(images(3))
+    corruptions = [left_context(model, TEXT, asked) for asked in ASKED.unbind(1)] if left else as_trained(
+        model, TEXT, 2, torch.Generator().manual_seed(3))
+    checked = 0
+    for noised in corruptions:
+        before = losses(model, embs, TEXT, noised)
+        seen = visible_tokens(noised, TEXT, ASKED)
+        for j in range(1, 7):  # not SOT, and no padding
+            where = (noised.text == (TEXT if noised.tokens is None else noised.tokens)) & (
+                (torch.arange(TEXT.shape[1])[None] if noised.position is None else noised.position) == j)
+            # The text is read as another word. What is asked for stays, but for a causal row, where it is the text.
+            changed = noised._replace(text=torch.where(where, (noised.text + 3) % 40 + 1, noised.text))
+            if noised.tokens is None:
+                changed = changed._replace(tokens=TEXT, loss_mask=noised.loss_mask) if not model.causal else changed
+            text = torch.where(where, (TEXT + 3) % 40 + 1, TEXT) if model.causal else TEXT
+            after = losses(model, embs, text, changed)
+            for row in range(3):
+                for k, asked in enumerate(ASKED[row].tolist()):
+                    if asked != j and (row, asked) in before:
+                        differs = abs(before[row, asked] - after[row, asked]) > 1e-6
+                        assert differs == bool(seen[row, k, j]), (row, asked, j)
+                        checked += 1
+    assert checked > 20
+
+
+@pytest.mark.parametrize("objective, cfg", [("mdc", {}), ("arc", {}), ("block-diffusion", {"block_sizes": (3,)})])
+def test_the_left_context_shows_all_words_before_the_asked_one_and_no_other(objective, cfg):
+    model = magnified(objective)
+    model.caption_cfg = CaptionCfg(objective=objective, **cfg)
+    for asked in ASKED.unbind(1):
+        noised = left_context(model, TEXT, asked)
+        seen = visible_tokens(noised, TEXT, asked[:, None])[:, 0]
+        words = valid_tokens(TEXT, VOCAB)  # a masked row shows how long the caption is, and no word after the asked one
+        assert torch.equal(seen & words, (torch.arange(TEXT.shape[1]) < asked[:, None]) & words)
+        row, place = noised.loss_mask.nonzero(as_tuple=True)
+        position = place if noised.position is None else noised.position[row, place]
+        assert row.tolist() == [0, 1, 2] and torch.equal(position, asked)
+
+
+def made_up(seed, images=200, left=0.1, level=1.0, words=0.3):
+    """Weighted values of each image: gain 1 at the first mention, `level` at the second, and `left` from the left."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noisy(mean):
+        return (mean + 0.1 * torch.randn(images, generator=generator, dtype=torch.float64)).tolist()
+
+    found = {}
+    for context, ratio in (("", level), ("left_", left)):
+        for place, share in zip(tables.PLACES, (1.0, ratio), strict=True):
+            found |= {f"{context}{name}_{place}": noisy(share) for name in tables.MEASURES}
+            found[f"{context}weight_{place}"] = [1.0] * images
+    found["left_gain_second"] = noisy(words)
+    return found
+
+
+def test_an_images_influence_on_a_ratio_is_what_leaving_it_out_changes():
+    values = {name: [x + 0.1 * i for i, x in enumerate(of)] for name, of in made_up(0, 40).items()}
+    ratio, influence = contexts.share(values, "left gain")
+    for image in range(0, 40, 7):
+        rest = {name: of[:image] + of[image + 1:] for name, of in values.items()}
+        assert (ratio - contexts.share(rest, "left gain")[0]) * 39 / 40 == pytest.approx(influence[image], rel=.1,
+                                                                                      abs=1e-5)
+
+
+def judged(tmp_path, **rows):
+    """Verdicts of the ledger for rows made up by `made_up`, three seeds each."""
+    results = {}
+    for cell in tables.contexts(CONTEXTS):
+        objective = cell.row.partition(", ")[2]
+        for seed in range(3):
+            path = tmp_path / f"{cell.row}--{seed}.json"
+            (tmp_path / "items").mkdir(exist_ok=True)
+            values = made_up(seed + 10 * sum(cell.row.encode()), **rows.get(objective, {}))
+            (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
+            name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_4"
+            results.setdefault(("contexts", cell.block, name), {})[seed] = Result({}, path)
+    ledger = claims.claims_of("contexts", CONTEXTS)
+    return {row.claim.id: row for row in contexts.give_verdicts(ledger, results, CONTEXTS)}
+
+
+def test_verdicts_are_those_of_data_with_a_known_answer(tmp_path):
+    rows = judged(tmp_path, MDC={"level": 1.0, "left": 0.3, "words": 0.3}, ARC={"level": 0.3, "left": 0.3},
+                  **{"blocks of 4": {"level": 0.6}, "blocks of 2": {"level": 0.4}, "CapPa": {"words": -0.2}})
+    shows = {"own-mdc", "control", "arc", "left-arc", "blocks-4", "blocks-arc", "blocks-2"}
+    assert {name: rows[name].verdict for name in shows} == dict.fromkeys(shows, "shows")
+    assert rows["cappa"].verdict == "no verdict" and "CapPa does not use the other words" in rows["cappa"].why
+    assert rows["control"].finding.difference == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_network_that_is_not_level_is_not_called_level(tmp_path):
+    rows = judged(tmp_path, MDC={"level": 0.6, "words": 0.3, "left": 0.3})
+    assert rows["own-mdc"].verdict == "contradicts" and rows["own-mdc"].finding.difference == pytest.approx(-0.4,
+                                                                                                        abs=0.05)
+
+
+def test_the_command_measures_both_contexts_of_every_row(tmp_path):
+    commands = dry_run("--scale", "contexts", "--tables", "contexts", "--seeds", "0", "--out", str(tmp_path / "out"))
+    measuring = [command for command in commands if "experiments.mentions" in command]
+    assert len(measuring) == 2 and all("--contexts" in command for command in measuring)
+    assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) + 2
