@@ -205,7 +205,8 @@ def main() -> None:
     try:
         for pretrained in args.pretrained:
             path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
-            about = {"dataset": args.name, "pretrained": pretrained, "task": "contexts" if args.contexts else "mentions", "settings": {
+            about = {"dataset": args.name, "pretrained": pretrained,
+                     "task": "contexts" if args.contexts else "mentions", "settings": {
                 "measures": list(MEASURES), "of": "the last object", "draws": DRAWS, "data_sha256": sha256(args.data),
                 "weights_sha256": sha256(pretrained)}}
             if results.is_there(path, about):

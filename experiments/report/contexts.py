@@ -4,7 +4,6 @@ The ratio of a measure is (X2 / W2) / (X1 / W1), with X and W as in position.py.
 as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
 (x2 - r2 w2) / W2 / r1 - ratio (x1 - r1 w1) / (r1 W1), where r = X / W at each place.
 """
-import json
 from statistics import fmean
 
 from ..tables import position as tables
@@ -12,8 +11,7 @@ from ..tables.cells import Cell
 from ..tables.scales import Scale
 from . import claims
 from .claims import Claim
-from .position import row_of
-from .results import parts
+from .position import row_of, side
 from .verdicts import Finding, Side, compare, decide
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
@@ -40,16 +38,6 @@ def of_place(values: dict[str, list[float]], measure: str, place: str) -> tuple[
     x, w = (values["_".join((f"{context} {name}").split())] for name in (f"{measure.split()[-1]} {place}",
                                                                          f"weight {place}"))
     return x, w, sum(x) / sum(w)
-
-
-def side(results: dict, scale: Scale, cell: Cell, statistic=share) -> Side | None:
-    """Return a statistic of a row's runs in a cell's measure, with the influence of images. None if none ran."""
-    numbers, adds = {}, {}
-    for seed, result in sorted(parts(results, scale, cell)[0].items()):
-        items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
-        numbers[seed], influence = statistic(items["values"], cell.column.partition(",")[0])
-        adds[seed] = dict(zip(items["images"], influence, strict=True))
-    return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
 
 
 def measured(cell: Cell) -> tuple[str, str]:
@@ -82,7 +70,7 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
     """
     rows = []
     for claim in ledger:
-        left, right = (side(results, scale, cells[0]) for cells in (claim.left, claim.right))
+        left, right = (side(results, scale, cells[0], share) for cells in (claim.left, claim.right))
         margin = MARGIN if claim.level else None
         one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
         finding = against(left, 1.0, margin) if one else compare(left, right, margin)
@@ -102,10 +90,6 @@ def shown(finding: Finding) -> str:
     return f"{finding.difference:.3f}{low_high}"
 
 
-def from_zero(found: Side | None) -> str:
-    return shown(against(found, 0.0))
-
-
 def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
          ledger: list[claims.Row]) -> str:
     """Return the table of ratios in both contexts, and the verdicts, as Markdown."""
@@ -119,11 +103,11 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
             continue
         check = uses_words(results, scale, cell)
         for context, label in tables.CONTEXTS.items():
-            ratios = {measure: from_zero(side(results, scale, cell._replace(column=f"{context}{measure}, first")))
-                      for measure in ("gain", "gradient", "gap")}
+            shares = [side(results, scale, cell._replace(column=f"{context}{measure}, first"), share)
+                      for measure in ("gain", "gradient", "gap")]
             lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, label,
                           *(" / ".join(f"{means[row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
-                            for measure in ("loss", "gain")), *ratios.values(),
+                            for measure in ("loss", "gain")), *(shown(against(one, 0.0)) for one in shares),
                           f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context else "",
                           str(check.seeds)])
     verdicts = [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),

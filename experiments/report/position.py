@@ -40,12 +40,12 @@ def log_ratio(values: dict[str, list[float]], measure: str) -> tuple[float, list
     return math.log(x2 / w2) - math.log(x1 / w1), influence
 
 
-def side(results: dict, scale: Scale, cell: Cell) -> Side | None:
-    """Return the log ratios of a row's runs in a cell's measure, with the influence of images. None if none ran."""
+def side(results: dict, scale: Scale, cell: Cell, statistic=log_ratio) -> Side | None:
+    """Return a statistic of a row's runs in a cell's measure, with the influence of images. None if none ran."""
     numbers, adds, measure = {}, {}, cell.column.partition(",")[0]
     for seed, result in sorted(parts(results, scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
-        numbers[seed], influence = log_ratio(items["values"], measure)
+        numbers[seed], influence = statistic(items["values"], measure)
         adds[seed] = dict(zip(items["images"], influence, strict=True))
     return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
 
