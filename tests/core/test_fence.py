@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_350, 28.2),
+    "the heart": (HEART, 5_360, 28.3),
     "src": (("src",), 16_170, 88.3),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_890, 45.6),
-    "tests": (("tests",), 25_270, 189.8),
+    "tests": (("tests",), 25_280, 189.8),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200

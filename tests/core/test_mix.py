@@ -1,4 +1,5 @@
 """Claims about a decoder that learns ARC's rows and MDC's.    pytest tests/core/test_mix.py"""
+import re
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,10 @@ def test_the_flags_of_the_benchmark_choose_the_way():
     assert scoring_options(None, Flags(scorer="autoregressive"), cfg) == {"method": "autoregressive", "alpha": 1.0}
     with pytest.raises(ValueError, match="read from left to right"):
         decoding_options(None, Flags(sampler="beam"), CaptionCfg())
+
+
+def test_settings_that_came_later_change_no_fingerprint_of_a_model_without_them():
+    """Names of kept results hold the settings of the first release, as `repr` lists them, and `block_sizes`."""
+    assert re.findall(r"(\w+)=", repr(CaptionCfg(objective="mix", autoregressive_share=0.5))) == [
+        "objective", "t_min", "t_max", "loss_weight", "regions", "length_head", "time_embedding", "aux_weight",
+        "condition_drop", "condition_mask", "condition_zeros", "block_sizes", "contrastive_weight"]

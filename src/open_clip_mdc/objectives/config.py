@@ -1,6 +1,6 @@
 """`CaptionCfg`, the part of a model config that chooses an objective."""
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .registry import OBJECTIVES
 
@@ -22,7 +22,9 @@ class CaptionCfg:
     condition_zeros: bool = False  # replace masked features by zeros, not by a learnt vector
     # Tokens in a block of block diffusion. Of several sizes each caption draws one in training, and the first decodes.
     block_sizes: tuple[int, ...] = ()
-    autoregressive_share: float = 0.0  # share of the captions that are read from left to right (mix only)
+    # Share of the captions that are read from left to right (mix only). Fingerprints, of which `repr` is a part, are
+    # those of older versions without it.
+    autoregressive_share: float = field(default=0.0, repr=False)
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):
