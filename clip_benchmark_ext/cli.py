@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int | None:
         upstream.main_eval(args)
         leave_at_exit()
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {messages.complaint(problem, args, argv, '_')}")
+        raise messages.Refusal(messages.complaint(problem, args, argv, "_")) from None
     except RuntimeError as problem:
         sys.exit(f"error: {messages.of_worker(problem)}")
 

@@ -8,11 +8,11 @@ SugarCrepe's own. Probes have a row for each feature, including the untrained ne
 import argparse
 import json
 import logging
-import sys
 from pathlib import Path
 
 from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.markdown import markdown_table
+from open_clip_mdc.errors import Refusal
 
 from .metrics.sugar_crepe import group_averages
 
@@ -118,7 +118,7 @@ def main() -> None:
     try:
         print(markdown(read_results(parser.parse_args().results)))
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+        raise Refusal(str(problem)) from None
 
 
 if __name__ == "__main__":

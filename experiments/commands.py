@@ -82,8 +82,8 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     for wanted, *flags in (
             (accumulate > 1, "--accum-freq", accumulate), (run.size, "--force-image-size", run.size),
             (first, "--pretrained", first), (run.locked, "--lock-image"),
-            (scale.image, "--pretrained-image", fill(scale.image or "", place), "--cache-features",
-             place.out / "tokens", *(() if run.locked else scale.free)),
+            (scale.image and not first, "--pretrained-image", fill(scale.image or "", place)),
+            (scale.image, "--cache-features", place.out / "tokens", *(() if run.locked else scale.free)),
             ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
             # Only where bounds are compared, as validation costs time.
             (scale.val and not run.untrained and (scale.caption_epochs in (1, run.epochs) or "-VQ-" in run.model),
@@ -142,6 +142,11 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
         return [f"{place.bin}python", "-m", "experiments.mentions", *["--contexts"] * (evaluation.task == "contexts"),
                 "--pretrained",
                 *(str(checkpoint(scale, run, seed, place)) for run, seed in runs), "--name", *evaluation.datasets,
+                "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
+    if evaluation.task == "sentences":
+        return [f"{place.bin}python", "-m", "experiments.sentences", "--pretrained",
+                *(str(checkpoint(scale, run.start, seed, place)) for run, seed in runs), "--blind",
+                *(str(checkpoint(scale, run, seed, place)) for run, seed in runs),
                 "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
     runs = list(runs)
     models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]

@@ -3,20 +3,28 @@
     python -m experiments.flickr8k bpe --shards 'flickr8k/train/{00000..00005}.tar' --out flickr8k_bpe.txt.gz
     python -m experiments.flickr8k pairs --shards flickr8k/test/00000.tar --out pairs
     python -m experiments.flickr8k first --shards flickr8k/train/00000.tar --out few
+    python -m experiments.flickr8k sentences --shards flickr8k/test/00000.tar --out sentences
+    python -m experiments.flickr8k grey --shards flickr8k/train/00000.tar --out blind
 
 A pair is a test caption and a copy that a rule makes false: two nouns or colours are swapped, or a noun, a colour or a
 preposition is replaced. The format is SugarCrepe's. But SugarCrepe's wrong captions are written with more care, so do
 not compare these scores with SugarCrepe's.
+
+`sentences` joins each caption of a photograph with the next one, so that each stands first once and second once. `grey`
+does so, too, and puts one grey image in the place of every photograph.
 """
 import argparse
+import io
 import json
 import random
 import re
 from collections import Counter
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 from open_clip.tokenizer import SimpleTokenizer
+from PIL import Image
 
 from clip_benchmark_ext.metrics import hallucination
 from open_clip_mdc.data.files import new_folder
@@ -26,6 +34,7 @@ from open_clip_mdc.text import vocabulary as bpe
 MIN_COUNT = 5  # rarer words are split into pieces
 SEED = 0
 FEW = 500  # photographs
+GREY = (124, 116, 104)  # ImageNet's mean, which an encoder of it takes for nothing
 PAIRS = 200  # of each kind, and at most one of a kind from each image
 NOUNS = hallucination.NOUNS
 COLOURS = [colour for colour in hallucination.COLOURS if colour != "orange"]  # as when results were measured
@@ -101,6 +110,29 @@ def write_first(shards: list[str], out: Path) -> None:
             writer.write({name: value for name, value in sample.items() if name != "__url__"})
 
 
+def grey_image() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (224, 224), GREY).save(file, "png")
+    return file.getvalue()
+
+
+def sentence_pairs(captions: list[str]) -> list[tuple[str, str]]:
+    """Return each caption with the next one, and the last with the first. All end with a full stop of its own."""
+    ended = [" ".join(caption.removesuffix(".").split()) + " ." for caption in captions]
+    return list(zip(ended, ended[1:] + ended[:1], strict=True))
+
+
+def write_sentences(shards: list[str], out: Path, grey: bool = False) -> None:
+    with new_folder(out) as folder:
+        for number, shard in enumerate(shards):
+            with tar_writer(folder / f"{number:05d}.tar") as writer:
+                for sample in read_samples(shard):
+                    image = grey_image() if grey else sample[image_member(sample)]
+                    for k, pair in enumerate(sentence_pairs(read_metadata(sample)["captions"])):
+                        writer.write({"__key__": f"{sample['__key__']}-{k}", image_suffix(image): image,
+                                      "txt": " ".join(pair), "json": json.dumps({"sentences": pair})})
+
+
 def write_bpe(shards: list[str], out: Path) -> None:
     tokenizer, counts = SimpleTokenizer(), Counter()
     for shard in shards:
@@ -113,11 +145,12 @@ def write_bpe(shards: list[str], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bpe", "pairs", "first"])
+    parser.add_argument("what", choices=["bpe", "pairs", "first", "sentences", "grey"])
     parser.add_argument("--shards", required=True)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    {"bpe": write_bpe, "pairs": write_pairs, "first": write_first}[args.what](find_shards(args.shards), args.out)
+    {"bpe": write_bpe, "pairs": write_pairs, "first": write_first, "sentences": write_sentences,
+     "grey": partial(write_sentences, grey=True)}[args.what](find_shards(args.shards), args.out)
 
 
 if __name__ == "__main__":

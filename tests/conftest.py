@@ -164,7 +164,7 @@ def complaint_of(*argv) -> str | int | None:
     try:
         run_tool(list(map(str, argv)))
     except SystemExit as end:
-        return end.code
+        return str(end) if end.code else end.code
     return None
 
 

@@ -40,6 +40,7 @@ TITLES = {
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "position": "Does a token's visual signal depend on its place?",
     "contexts": "One network, two contexts",
+    "sentences": "Two sentences of a photograph, in both orders",
     "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")
@@ -113,7 +114,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 page = position.page(results, scale, cells, numbers, ledgers, folder / name)
             elif name == "contexts":
                 rows = contexts.give_verdicts(claims.claims_of(name, scale), results, scale)
-                page = contexts.page(results, scale, cells, numbers, rows)
+                page = contexts.page(results, scale, cells, numbers, rows, folder / name)
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))

@@ -4,6 +4,7 @@ The ratio of a measure is (X2 / W2) / (X1 / W1), with X and W as in position.py.
 as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
 (x2 - r2 w2) / W2 / r1 - ratio (x1 - r1 w1) / (r1 W1), where r = X / W at each place.
 """
+from pathlib import Path
 from statistics import fmean
 
 from ..tables import position as tables
@@ -91,25 +92,30 @@ def shown(finding: Finding) -> str:
 
 
 def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
-         ledger: list[claims.Row]) -> str:
-    """Return the table of ratios in both contexts, and the verdicts, as Markdown."""
+         ledger: list[claims.Row], path: Path) -> str:
+    """Return the table of ratios in both contexts, and the verdicts, as Markdown, and write PATH.png."""
+    from open_clip_mdc.data.files import new_file
     from open_clip_mdc.data.markdown import markdown_table
     means = {(row_of(cell), cell.column): fmean(by_seed.values())
              for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
-    lines = []
+    lines, drawn = [], {}
     for cell in cells:
         row = row_of(cell)
         if cell.column != "gain, first" or (row, cell.column) not in means:
             continue
         check = uses_words(results, scale, cell)
         for context, label in tables.CONTEXTS.items():
-            shares = [side(results, scale, cell._replace(column=f"{context}{measure}, first"), share)
+            shares = [against(side(results, scale, cell._replace(column=f"{context}{measure}, first"), share), 0.0)
                       for measure in ("gain", "gradient", "gap")]
+            if row.data == "r90":
+                drawn.setdefault(label, {})[row.objective] = shares
             lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, label,
                           *(" / ".join(f"{means[row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
-                            for measure in ("loss", "gain")), *(shown(against(one, 0.0)) for one in shares),
+                            for measure in ("loss", "gain")), *map(shown, shares),
                           f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context else "",
                           str(check.seeds)])
+    with new_file(path.with_suffix(".png")) as partial:
+        plot(drawn).savefig(partial, format="png", dpi=100)
     verdicts = [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),
                  "" if row.verdict == "not run" else row.finding.basis,
                  f"*{row.verdict}*" + (f": {row.why}" if row.why else "")] for row in ledger]
@@ -119,3 +125,24 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
                         "uses the other words", "seeds"], lines), "",
         markdown_table(["id", "claim", "ratio minus 1, or difference of ratios (95 %)", "p (Holm)",
                         "p within a tenth", "errors of", "verdict"], verdicts), ""])
+
+
+def plot(drawn: dict[str, dict[str, list[Finding]]]):
+    """Draw the ratios of gain and of gap: by context, a bar for each objective."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(10, 3.6), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, number, title in ((panels[0], 0, "what the image tells beyond the words (exact)"),
+                                (panels[1], 2, "loss against a mean image: fails the control")):
+        for shift, (label, rows) in zip((-0.2, 0.2), drawn.items(), strict=True):
+            found = [findings[number] for findings in rows.values()]
+            heights = [one.difference for one in found]
+            axes.bar([x + shift for x in range(len(found))], heights, 0.38, label=label,
+                     yerr=[max(one.interval[1] - one.difference, 0) if one.interval else 0 for one in found],
+                     capsize=2)
+            axes.set_xticks(range(len(found)), [name.replace(" ", "\n", 1) for name in rows])
+        axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
+        axes.set_title(title, fontsize=10)
+    panels[0].set_ylabel("second word / first word")
+    panels[0].legend(frameon=False, fontsize=8, loc="upper right")
+    return figure

@@ -6,6 +6,7 @@ experiments/mentions.py measures it, and report/position.py compares the measure
 
     position    what the image tells of a token, and what the token tells the encoder, at both places
     contexts    the same for one network in two contexts: as trained, and with all words to the left visible
+    sentences   whether it depends on the place in captions of photographs: two sentences, in both orders
     lastsaid    what it does to features: linear probes where the shape is always said last
 """
 from collections.abc import Iterator
@@ -61,6 +62,17 @@ def contexts(scale: Scale) -> Iterator[Cell]:
                                               scale=1.0), block=data, competes=False)
 
 
+def sentences(scale: Scale) -> Iterator[Cell]:
+    """Yield what a photograph tells of a sentence that stands first or second, beyond what a blind twin knows."""
+    for row in MAIN if "sentences" in scale.tables else ():
+        sighted = Run(f"{row}-{scale.backbone}", scale.alt, locked=True)
+        for measure in ("loss", "gain"):
+            for place in PLACES:
+                yield Cell(row, f"{measure}, {place}", sighted._replace(data="blind", start=sighted), Evaluation(
+                    "sentences", "{out}/data/held-out/00000.tar", ("sentences",), f"{measure}_{place}", scale=1.0),
+                    competes=False)
+
+
 def lastsaid(scale: Scale) -> Iterator[Cell]:
     for data, label in (("r90", "a coin decides"), ("last", "shape always last")) if "lastsaid" in scale.tables else ():
         for row in MAIN:
@@ -70,4 +82,4 @@ def lastsaid(scale: Scale) -> Iterator[Cell]:
                     sizes=(1600,)), block=label)
 
 
-TABLES = {"position": position, "contexts": contexts, "lastsaid": lastsaid}
+TABLES = {"position": position, "contexts": contexts, "sentences": sentences, "lastsaid": lastsaid}

@@ -176,6 +176,15 @@ TOWERS = photos("towers", *EFFICIENTNET, size="128")._replace(
     captioning=FEW.captioning,
     prepare=(PHOTO_CAPTIONS,
              made("pairs", "python -m experiments.flickr8k pairs --shards {out}/data/captions/test/0.tar")))
+# Two sentences a photograph. A blind twin of each run is trained on, without photographs, for a third of the steps.
+SENTENCES = photos("sentences", *EFFICIENTNET, size="128")._replace(
+    tables=("sentences",), epochs=2, alt="pairs",
+    data={"pairs": Data("{out}/data/pairs", "pairs of sentences", 6, 30000),
+          "blind": Data("{out}/data/blind", "pairs of sentences, grey images", 6, 20000)},
+    tuning=Tuning(lr=5e-4, batch=64, epochs=1),
+    prepare=(made("pairs", "python -m experiments.flickr8k sentences --shards {data}/train/{{00000..00005}}.tar"),
+             made("blind", "python -m experiments.flickr8k grey --shards {data}/train/{{00000..00005}}.tar"),
+             made("held-out", "python -m experiments.flickr8k sentences --shards {data}/test/00000.tar")))
 # 81 tokens. At 224 px there are 256, and each of the 8,000 photographs takes a quarter of a second of a core.
 PHOTOS_VIT = photos("photos-vit", "timm-vit_small_patch14_dinov2", f"{ENCODERS}/vit_small_patch14_dinov2_saliency",
                     size="126")
@@ -252,8 +261,8 @@ POSITION = Scale(
 CONTEXTS = POSITION._replace(name="contexts", tables=("contexts",), epochs=4, prepare=position.PREPARE[:2])
 
 SCALES = {scale.name: scale for scale in (
-    PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, CUB, POSITION,
-    CONTEXTS)}
+    PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, SENTENCES, CUB,
+    POSITION, CONTEXTS)}
 
 
 def named(name: str) -> Scale:

@@ -115,8 +115,19 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
         if re.match(r"-[-a-zA-Z]\S", name) and not any(flag.startswith(name) for flag in flags):
             line = f"{name} is no flag of this command{meant(name, flags)}"
             break
-    print(f"error: {line}", file=sys.stderr)
-    sys.exit(2)
+    raise Refusal(line)
+
+
+class Refusal(SystemExit):
+    """The end of a process that was given bad input: one line on stderr, and status 2 as for wrong flags."""
+
+    def __init__(self, line: str):
+        super().__init__(2)
+        self.line = f"error: {line}"
+        print(self.line, file=sys.stderr)
+
+    def __str__(self) -> str:
+        return self.line
 
 
 class OptionError(ValueError):

@@ -10,7 +10,7 @@ import logging
 import sys
 
 from .data.files import end_when_terminated
-from .errors import complaint, of_worker
+from .errors import Refusal, complaint, of_worker
 from .integration.arguments import parse, parse_first
 
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int | None:
     args = parse(argv)
     problem = find_problem(args)
     if problem:
-        sys.exit(f"error: {problem}")
+        raise Refusal(problem)
     if world_info_from_env()[1] == 0:  # logging would make OpenCLIP print each line twice
         for warning in find_warnings(args):
             print(f"warning: {warning}", file=sys.stderr)
@@ -50,17 +50,17 @@ def main(argv: list[str] | None = None) -> int | None:
             dist.barrier()
         sys.exit(1)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {complaint(problem, args, argv).strip().splitlines()[-1]}")
+        raise Refusal(complaint(problem, args, argv).strip().splitlines()[-1]) from None
     except KeyError as problem:  # FSDP2 looks up the optimizer's state by names of parameters
         if not (args.resume and getattr(args, "fsdp", False) and "state." in str(problem)):
             raise
-        sys.exit(f"error: --resume {args.resume} was trained without --fsdp: go on without it, or give its weights by "
-                 "--pretrained")
+        raise Refusal(f"--resume {args.resume} was trained without --fsdp: go on without it, or give its weights by "
+                      "--pretrained") from None
     except RuntimeError as problem:
         if not is_of_weights(problem):
             sys.exit(f"error: {of_worker(problem)}")
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
-        sys.exit(f"error: {flag} holds no weights of {args.model}: {first_lines(problem)}")
+        raise Refusal(f"{flag} holds no weights of {args.model}: {first_lines(problem)}") from None
     finally:  # OpenCLIP sets all loggers to INFO, and PyTorch would log about its compiler at exit
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch."):

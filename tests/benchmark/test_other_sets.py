@@ -24,7 +24,7 @@ def evaluate(runs: Path, *flags, quiet=("--quiet",)) -> dict | str:
         cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags), "--output",
                   "result.json", "--num_workers", "0", *quiet])
     except SystemExit as end:
-        return end.code
+        return str(end)
     return json.loads(Path("result.json").read_text())
 
 

@@ -64,7 +64,7 @@ def test_results_that_upstreams_command_wrote_have_no_number_of_cases_and_no_mea
 def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
     (tmp_path / "x.json").write_text("[]")
     result = run("python", "-m", "clip_benchmark_ext.table", str(tmp_path / "x.json"), check=False, fork=True)
-    assert result.returncode == 1 and result.stderr.startswith("error: ") and "x.json is not a result" in result.stderr
+    assert result.returncode == 2 and result.stderr.startswith("error: ") and "x.json is not a result" in result.stderr
     for name, value in [("text_acc", "1"), ("text_acc_blind", [1]), ("scorer", 3), ("cases", {}), ("lp_acc1", True)]:
         with pytest.raises(ValueError, match=f"is not a result file .*{name} is "):
             read_results([write(tmp_path, "sugar_crepe/swap_att", **{name: value})])

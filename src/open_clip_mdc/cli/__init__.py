@@ -12,7 +12,7 @@ from importlib import import_module
 
 from ..data.files import end_when_terminated
 from ..data.outputs import is_folder, ready
-from ..errors import complaint, of_worker, read_flags
+from ..errors import Refusal, complaint, of_worker, read_flags
 from ..version import __version__
 from . import arguments as flags
 from .shared import docstring, load_plugins
@@ -84,7 +84,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a tool. Exits with status 2 on wrong usage, and with 1 and one line on bad input."""
+    """Run a tool. Exits with status 2 and one line on wrong usage or bad input."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     module = f"{__name__}.{args.tool.replace('-', '_')}"
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -> None:
-    """Do the job of a tool, once its outputs are checked. Exits with 1 and one line on bad input."""
+    """Do the job of a tool, once its outputs are checked. Exits with status 2 and one line on bad input."""
     end_when_terminated()
     # Model threads that spin while they wait would take cores from the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -107,7 +107,7 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends
         sys.exit(1)
     except (ValueError, OSError) as problem:
-        sys.exit(f"error: {complaint(problem, args, argv)}")
+        raise Refusal(complaint(problem, args, argv)) from None
     except RuntimeError as problem:
         sys.exit(f"error: {of_worker(problem)}")
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ also has "clip_texts", the number of texts that CLIP read for it. Tokens are as 
 file or Parquet table has the same columns, with tokens in CSV as JSON. A .json is COCO's results format
 (data/image_ids.py), with image_id from the KEY.json beside an image or the digits of its name. A table
 OUT/SHARD.parquet has the columns key, caption and tokens. Unreadable images are skipped, the first are named at the
-end, and the exit status is 1.
+end, and the exit status is 2.
 """
 import argparse
 import hashlib

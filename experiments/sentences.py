@@ -1,0 +1,129 @@
+"""Measure what a photograph tells of a sentence that stands first or second in its caption.
+
+    python -m experiments.sentences --pretrained RUN/checkpoints/epoch_2.pt --blind BLIND/checkpoints/epoch_1.pt \\
+        --data sentences/00000.tar --out results
+
+`python -m experiments.flickr8k sentences` makes the data: people's captions of a photograph, joined in pairs, so that
+each sentence stands at both places. Tokens are predicted as in training, with the objective's own corruption and
+weights. Per word of a sentence, without full stops and EOT:
+
+    loss    -log p(token | photograph), in nats
+    gain    the loss of a blind twin minus this loss. The twin was trained further on the same captions with one grey
+            image, so it has learnt log p(token | visible words), which nobody knows of people's captions
+
+Dimensions: B captions, L positions, P patches.
+"""
+import argparse
+import json
+import sys
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clip_benchmark_ext import results
+from open_clip_mdc.data.files import sha256
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.shards import image_member, read_metadata, read_samples
+from open_clip_mdc.integration import checkpoints
+from open_clip_mdc.models.captioner import Captioner
+from open_clip_mdc.text.packing import pack
+
+from .flickr8k import grey_image
+from .mentions import DIGITS, as_trained
+from .tables.position import DRAWS, PLACES
+
+PHOTOGRAPHS = 20  # in a batch
+SENTENCES = 5  # of a photograph, and as many pairs
+
+
+def words_of(pairs: list[list[str]], tokenizer, length: int) -> Tensor:
+    """Return which tokens are words of the first and of the second sentence, bool [B, 2, L]."""
+    found = torch.zeros(len(pairs), 2, length, dtype=torch.bool)
+    for row, pair in zip(found, pairs, strict=True):
+        begin = 1  # after SOT
+        for place, sentence in zip(row, pair, strict=True):
+            count = len(tokenizer.encode(sentence))
+            place[begin:begin + count - 1] = True  # without the full stop
+            begin += count
+    return found
+
+
+def measure(model: Captioner, blind: Captioner, image_embs: Tensor, grey: Tensor, text: Tensor, words: Tensor,
+            draws: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the sums of weight, and of weight times each measure, over the words of both sentences: float64 [B, 2].
+
+    Args:
+        image_embs: patch tokens, [B, P, D]. `grey` are those of the grey image, [P, D].
+        text: captions, long [B, L]. `words` is of `words_of`.
+    """
+    sums = {name: torch.zeros(len(text), 2, dtype=torch.float64) for name in ("loss", "gain", "weight")}
+    for noised in as_trained(model, text, draws, generator):
+        captions = pack(text, noised, model.vocab_size)
+        losses = model.token_nll(image_embs, captions)
+        values = {"loss": losses, "gain": blind.token_nll(grey.expand_as(image_embs), captions) - losses,
+                  "weight": torch.ones_like(losses)}
+        for name, value in values.items():
+            by_place = torch.zeros(text.shape, dtype=torch.float64)
+            by_place[noised.loss_mask] = (captions.predicted.weight * value).double()
+            sums[name] += (words * by_place[:, None]).sum(2) / draws
+    return sums
+
+
+@torch.no_grad()
+def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shard: str, draws: int,
+                  seed: int = 0) -> dict[str, list]:
+    """Return the keys of photographs ("images"), and the sums over their pairs, "MEASURE_PLACE" and "weight_PLACE"."""
+    generator = torch.Generator().manual_seed(seed)
+    (grey,) = blind.encode_image_tokens(transform(decode_image(BytesIO(grey_image())))[None])
+    found: dict[str, list] = {"images": []}
+    samples = read_samples(shard)
+    while batch := list(islice(samples, PHOTOGRAPHS * SENTENCES)):
+        firsts = batch[::SENTENCES]  # a photograph is read once for its pairs
+        embs = model.encode_image_tokens(torch.stack([
+            transform(decode_image(BytesIO(sample[image_member(sample)]))) for sample in firsts]))
+        pairs = [read_metadata(sample)["sentences"] for sample in batch]
+        text = tokenizer([" ".join(pair) for pair in pairs])
+        sums = measure(model, blind, embs.repeat_interleave(SENTENCES, 0), grey, text,
+                       words_of(pairs, tokenizer, text.shape[1]), draws, generator)
+        found["images"] += [sample["__key__"].rpartition("-")[0] for sample in firsts]
+        for name, values in sums.items():
+            of_photograph = values.view(len(firsts), SENTENCES, len(PLACES)).sum(1)
+            for place, value in zip(PLACES, of_photograph.unbind(1), strict=True):
+                found.setdefault(f"{name}_{place}", []).extend(value.tolist())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints of captioners")
+    parser.add_argument("--blind", nargs="+", required=True, help="their blind twins, in the same order")
+    parser.add_argument("--data", required=True, help="shard of held-out pairs of sentences")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the results")
+    args = parser.parse_args()
+    try:
+        for pretrained, twin in zip(args.pretrained, args.blind, strict=True):
+            path = args.out / f"sentences-{twin.replace('/', '_')}.json"
+            about = {"dataset": "sentences", "pretrained": twin, "task": "sentences", "settings": {
+                "draws": DRAWS, "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained),
+                "blind_sha256": sha256(twin)}}
+            if results.is_there(path, about):
+                continue
+            model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
+            blind, _, _ = checkpoints.load(twin, captioner=True)
+            found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
+            metrics = {f"{name}_{place}": float(np.sum(found[f"{name}_{place}"]) / np.sum(found[f"weight_{place}"]))
+                       for name in ("loss", "gain") for place in PLACES}
+            results.write_items(path, {"images": found.pop("images"), "values": {
+                name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in found.items()}})
+            results.write(path, about, metrics)
+            print(path, json.dumps(metrics))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()
