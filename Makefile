@@ -42,6 +42,7 @@ help:
 	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge. make -n prints the commands"
 	@echo "make curves SCALE=rich     learning curves on richer scenes, or with SCALE=gpu on a GPU"
+	@echo "make sentences             ask photographs: two sentences, in both orders, beside a blind twin (1 h)"
 	@echo "make contexts              read the same words with random masks and from the left, by one network (1 h)"
 	@echo "make position              test whether a token's visual signal depends on its place, for six objectives"
 	@echo "make table6 figure7 mcdiffusion               test the claims of MC-Diffusion (scenes, flickr8k, cub)"
@@ -155,7 +156,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers epochs repetition position contexts
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers epochs repetition position contexts sentences
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
@@ -164,10 +165,11 @@ EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale
 # MC-Diffusion's own scale is CUB-200.
 table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
 photos: override SCALE := $(SCALE:scenes=photos)
-photos towers epochs repetition: override DATA := $(DATA:data=../shared/data/flickr8k_224)
+photos towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
 position: override SCALE := position
 contexts: override SCALE := contexts
+sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed

@@ -50,8 +50,8 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    ledgers = {"position": (*position.LEDGERS, "lastsaid"), "contexts": ("contexts",)}.get(scale, LEDGERS)
-    for claim in (claim for ledger in ledgers for claim in claims.claims_of(ledger, SCALES[scale])):
+    ledgers = {"position": (*position.LEDGERS, "lastsaid")} | {name: (name,) for name in contexts.LEDGERS}
+    for claim in (claim for ledger in ledgers.get(scale, LEDGERS) for claim in claims.claims_of(ledger, SCALES[scale])):
         if claim.id == short:
             if not claim.left or not claim.right:
                 raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
@@ -65,7 +65,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
 
 def with_verdict(results: Results, task: Task) -> claims.Row:
     """Return the claim with a verdict that is not corrected for others."""
-    of = {"contexts": contexts, **dict.fromkeys(position.LEDGERS, position)}.get(task.claim.ledger, claims)
+    of = next((one for one in (contexts, position) if task.claim.ledger in one.LEDGERS), claims)
     (row,) = of.give_verdicts([task.claim], results, task.scale)
     return row
 

@@ -44,7 +44,7 @@ TITLES = {
     "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")
-WITH_CLAIMS = (*LEDGERS, "position", "contexts", "lastsaid")
+WITH_CLAIMS = (*LEDGERS, "position", *contexts.LEDGERS, "lastsaid")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -112,9 +112,10 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                            for ledger in position.LEDGERS]
                 rows = [row for ledger in ledgers for row in ledger]
                 page = position.page(results, scale, cells, numbers, ledgers, folder / name)
-            elif name == "contexts":
+            elif name in contexts.LEDGERS:
                 rows = contexts.give_verdicts(claims.claims_of(name, scale), results, scale)
-                page = contexts.page(results, scale, cells, numbers, rows, folder / name)
+                page = (contexts.page(results, scale, cells, numbers, rows, folder / name) if name == "contexts" else
+                        contexts.page_of_sentences(results, scale, cells, numbers, rows))
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))

@@ -16,6 +16,7 @@ from .position import row_of, side
 from .verdicts import Finding, Side, compare, decide
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
+LEDGERS = ("contexts", "sentences")
 CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
 
 
@@ -66,8 +67,8 @@ def passes(check: Finding) -> bool:
 def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
     """Return the claims of a ledger with their verdicts, corrected together.
 
-    A level claim is that a ratio is 1, or that two are equal. A claim has no verdict if one of its rows fails
-    `uses_words`.
+    A level claim is that a ratio is 1, or that two are equal. In `contexts` a claim has no verdict if one of its rows
+    fails `uses_words`.
     """
     rows = []
     for claim in ledger:
@@ -76,7 +77,7 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
         one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
         finding = against(left, 1.0, margin) if one else compare(left, right, margin)
         failed = [cells[0].row for cells in (claim.left, claim.right) if finding.difference is not None
-                  and not passes(uses_words(results, scale, cells[0]))]
+                  and claim.ledger == "contexts" and not passes(uses_words(results, scale, cells[0]))]
         rows.append(claims.Row(claim, "no verdict" if failed else "",
                                f"{failed[0]} does not use the other words" if failed else "", finding, margin=margin))
     verdicts = iter(decide(row.finding for row in rows if not row.verdict))
@@ -116,15 +117,37 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
                           str(check.seeds)])
     with new_file(path.with_suffix(".png")) as partial:
         plot(drawn).savefig(partial, format="png", dpi=100)
-    verdicts = [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),
-                 "" if row.verdict == "not run" else row.finding.basis,
-                 f"*{row.verdict}*" + (f": {row.why}" if row.why else "")] for row in ledger]
     return "\n".join([
         markdown_table(["redundancy", "", "context", "loss, first / second", "gain, first / second",
                         "gain, ratio (95 %)", "gradient, ratio (95 %)", "gap, ratio (95 %)",
-                        "uses the other words", "seeds"], lines), "",
-        markdown_table(["id", "claim", "ratio minus 1, or difference of ratios (95 %)", "p (Holm)",
-                        "p within a tenth", "errors of", "verdict"], verdicts), ""])
+                        "uses the other words", "seeds"], lines), "", verdicts(ledger), ""])
+
+
+def verdicts(ledger: list[claims.Row]) -> str:
+    from open_clip_mdc.data.markdown import markdown_table
+    return markdown_table(
+        ["id", "claim", "ratio minus 1, or difference of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of",
+         "verdict"],
+        [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),
+          "" if row.verdict == "not run" else row.finding.basis,
+          f"*{row.verdict}*" + (f": {row.why}" if row.why else "")] for row in ledger])
+
+
+def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
+                      ledger: list[claims.Row]) -> str:
+    """Return the ratios of both sentences' gains, and the verdicts, as Markdown."""
+    from open_clip_mdc.data.markdown import markdown_table
+    means = {(cell.row, cell.column): fmean(by_seed.values())
+             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
+    lines = []
+    for cell in cells:
+        if cell.column == "gain, first" and (cell.row, cell.column) in means:
+            ratio = against(side(results, scale, cell, share), 0.0)
+            lines.append([cell.row, *(" / ".join(f"{means[cell.row, f'{measure}, {place}']:.3f}"
+                                                 for place in tables.PLACES) for measure in ("loss", "gain")),
+                          shown(ratio), str(ratio.seeds)])
+    return "\n".join([markdown_table(["", "loss a word, first / second", "gain a word, first / second",
+                                      "gain, ratio (95 %)", "seeds"], lines), "", verdicts(ledger), ""])
 
 
 def plot(drawn: dict[str, dict[str, list[Finding]]]):

@@ -1,20 +1,24 @@
-"""Claims about `make contexts`: who reads what, ratios with their errors, and verdicts on data with a known answer.
+"""Claims about `make contexts` and `make sentences`: who reads what, ratios, errors, known verdicts.
 
     pytest tests/experiments/test_contexts.py
 """
 import json
 
+import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, magnified
 from helpers import dry_run
 
 from experiments.contexts import left_context
+from experiments.flickr8k import sentence_pairs
 from experiments.mentions import as_trained, visible_tokens
 from experiments.report import claims, contexts
 from experiments.report.results import Result
+from experiments.sentences import measure, words_of
 from experiments.tables import position as tables
 from experiments.tables.scales import CONTEXTS
+from open_clip_mdc import register, unregister
 from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.text.packing import pack
 from open_clip_mdc.text.special_tokens import valid_tokens
@@ -139,3 +143,47 @@ def test_the_command_measures_both_contexts_of_every_row(tmp_path):
     measuring = [command for command in commands if "experiments.mentions" in command]
     assert len(measuring) == 2 and all("--contexts" in command for command in measuring)
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) + 2
+
+
+def test_words_of_both_sentences_are_found_without_full_stops():
+    register()
+    tokenizer = open_clip.get_tokenizer("MDC-small-timm-tf_efficientnet_lite0")
+    pairs = sentence_pairs(["A dog runs.", "two brown dogs play with a frisbee", "grass ."])
+    assert [pair[0] for pair in pairs] == [pair[1] for pair in pairs[-1:] + pairs[:-1]]  # each stands at both places
+    text = tokenizer([" ".join(pair) for pair in pairs])
+    for row, pair, (first, second) in zip(text, pairs, words_of(pairs, tokenizer, text.shape[1]), strict=True):
+        for sentence, chosen in zip(pair, (first, second), strict=True):
+            assert tokenizer.decode(row[chosen].tolist()).split() == sentence.lower().removesuffix(" .").split()
+        assert int((first & second).sum()) == 0
+    unregister()
+
+
+@pytest.mark.parametrize("objective", ["mdc", "arc"])
+def test_a_blind_twin_that_reads_the_same_has_a_gain_of_nothing_but_the_image(objective):
+    model = magnified(objective)
+    with torch.no_grad():
+        embs = model.encode_image_tokens(images(3))
+        grey = model.encode_image_tokens(images(1, seed=7))[0]
+    words = torch.zeros(3, 2, TEXT.shape[1], dtype=torch.bool)
+    words[:, 0, 1:3] = words[:, 1, 4:6] = True
+    with torch.no_grad():
+        found = measure(model, model, embs, grey, TEXT, words, 4, torch.Generator().manual_seed(1))
+        same = measure(model, model, grey.expand_as(embs), grey, TEXT, words, 4, torch.Generator().manual_seed(1))
+    assert same["gain"].abs().max() < 1e-5 < found["gain"].abs().min()
+    expected = torch.zeros(3, 2, dtype=torch.float64)
+    for noised in as_trained(model, TEXT, 4, torch.Generator().manual_seed(1)):
+        for (row, position), loss in losses(model, embs, TEXT, noised).items():
+            for place in (0, 1):
+                if words[row, place, position]:
+                    expected[row, place] += float(noised.weight[row, position]) * loss / 4
+    torch.testing.assert_close(found["loss"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):
+    commands = dry_run("--scale", "sentences", "--tables", "sentences", "--seeds", "0", "--out", str(tmp_path / "out"))
+    (measuring,) = [command for command in commands if "experiments.sentences" in command]
+    sighted, blind = (measuring[measuring.index(flag) + 1:][:2] for flag in ("--pretrained", "--blind"))
+    trained = {command[command.index("--name") + 1]: command for command in commands if "--train-data" in command}
+    for one, twin in zip(sighted, blind, strict=True):
+        command = trained[twin.split("/")[-3]]
+        assert command[command.index("--pretrained") + 1] == one and "--lock-image" in command
