@@ -14,7 +14,8 @@ from safetensors import safe_open
 from training import equal, open_clip_train, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
-from open_clip_mdc.data.shards import read_samples
+from open_clip_mdc.data.shards import read_samples, tar_writer
+from open_clip_mdc.integration.feature_cache import batches, digest
 
 # Lists the images that the tower sees in each pass of training, 0 if it gets tokens, validation apart.
 COUNTED = """
@@ -53,6 +54,12 @@ FLAGS = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-sampl
          "--lock-image", "--seed", "3")
 
 
+def png(colour: tuple[int, int, int]) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (8, 8), colour).save(file, "png")
+    return file.getvalue()
+
+
 def images_of(data: str) -> dict[bytes, torch.Tensor]:
     return {sample["png" if "png" in sample else "jpg"]: sample for shard in range(4)
             for sample in read_samples(data.replace("{00000..00003}", f"0000{shard}"))}
@@ -75,6 +82,15 @@ def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
     assert equal(weights(tmp_path, 2, "first"), weights(tmp_path, 2, "again"))
     tower = {name: x for name, x in weights(tmp_path, 2, "first").items() if name.startswith("visual.")}
     assert all(torch.equal(x, weights(tmp_path, 1, "workers")[name]) for name, x in tower.items())
+
+
+def test_an_image_that_has_a_sample_for_each_caption_is_read_once(tmp_path):
+    contents = [png((i, 0, 0)) for i in range(3)]
+    with tar_writer(tmp_path / "0.tar") as writer:
+        for i in range(9):
+            writer.write({"__key__": str(i), "png": contents[i % 3], "txt": f"a dog {i}"})
+    ((names, image),) = batches(str(tmp_path / "0.tar"), lambda image: torch.tensor(image.getpixel((0, 0))))
+    assert names == [digest(content) for content in contents] and image[:, 0].tolist() == [0, 1, 2]
 
 
 def test_two_runs_at_once_share_the_work(data, tmp_path):

@@ -136,7 +136,16 @@ class FeatureCache:
 
 
 def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
-    """Yield hashes and preprocessed images [B, 3, H, W] of a shard. Images that cannot be read are logged."""
-    rows = decoded(read_samples(shard), transform)
+    """Yield hashes and preprocessed images [B, 3, H, W] of a shard, each once. Images that cannot be read are logged."""
+    rows = decoded(distinct(read_samples(shard)), transform)
     while some := list(islice(rows, BATCH)):
         yield [digest(content) for content, _ in some], torch.stack([pair["image"] for _, pair in some])
+
+
+def distinct(samples: Iterable[dict]) -> Iterator[dict]:
+    """Yield the first sample of each image. A shard may have one sample for each caption of an image."""
+    seen = set()
+    for sample in samples:
+        if (name := digest(sample[image_member(sample)])) not in seen:
+            seen.add(name)
+            yield sample
