@@ -136,7 +136,7 @@ class FeatureCache:
 
 
 def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
-    """Yield hashes and preprocessed images [B, 3, H, W] of a shard, each once. Images that cannot be read are logged."""
+    """Yield hashes and preprocessed images [B, 3, H, W] of a shard, each once. Images that are broken are logged."""
     rows = decoded(distinct(read_samples(shard)), transform)
     while some := list(islice(rows, BATCH)):
         yield [digest(content) for content, _ in some], torch.stack([pair["image"] for _, pair in some])
