@@ -52,9 +52,9 @@ class CaptionScores(NamedTuple):
     of_images: dict[str, list[float]]  # by metric, a value per image, whose mean is the metric (BLEU, METEOR: about)
 
 
-def score_captions(candidates: Mapping[Hashable, str],
-                   references: Mapping[Hashable, Sequence[str]]) -> CaptionScores:
-    """Return Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr and SPICE, or the reasons why some cannot be computed here."""
+def score_captions(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
+                   names: Sequence[str] = ()) -> CaptionScores:
+    """Return `names` of METRICS, by default all, or the reasons why some cannot be computed here."""
     if not candidates:
         raise ValueError("there are no captions to score")
     if lacking := candidates.keys() ^ references.keys():
@@ -64,9 +64,9 @@ def score_captions(candidates: Mapping[Hashable, str],
     hypotheses, rest = words[:len(counts)], iter(words[len(counts):])
     targets = [[next(rest) for _ in range(count)] for count in counts]
     scores, missing, of_images = {}, {}, {}
-    for name, compute in METRICS.items():
+    for name in names or METRICS:
         try:
-            value, values = compute(hypotheses, targets)
+            value, values = METRICS[name](hypotheses, targets)
             if not math.isfinite(value):
                 raise ValueError("it is NaN or infinite for these captions")
             scores[name] = float(value)

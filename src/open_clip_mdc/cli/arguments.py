@@ -92,8 +92,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     for split, what in (("train", "training"), ("val", "validation"), ("test", "test")):
         shards.add_argument(f"--{split}", metavar="DATA", help=f"{what} data: a folder, a file, or a pattern such as "
                             "'DIR/{00000..00005}.tar' or 'DIR/train-*.parquet'")
-    shards.add_argument("--images", action="append", metavar="DIR", help="folder of the images that a JSON or CSV file "
-                        "names. Give it once for each folder (default: the folder of that file)")
+    _add_image_folders(shards)
     _add_captions_key(shards)
     add_output(shards)
     folds = sources.add_parser("folds", help="split shards into k folds, so that each image is tested once")
@@ -103,11 +102,31 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_output(folds)
 
 
+def finetune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="DATA", help="your photographs with captions: a folder, a table, COCO's JSON, "
+                        "or any other data that `prepare shards` takes")
+    add_model(parser, device=False, default="photo")
+    parser.add_argument("--pretrained-image", metavar="SOURCE",
+                        help="start from an image encoder alone, as in open_clip_train, with a new decoder of --model")
+    _add_image_folders(parser)
+    parser.add_argument("--val", default="0.2", metavar="SHARE|DATA",
+                        help="share of the photographs to validate on, or other data for it (default: %(default)s)")
+    parser.add_argument("--epochs", type=positive, default=10,
+                        help="most epochs at each learning rate (default: %(default)s)")
+    parser.add_argument("--out", required=True, help="folder to write, a run for --pretrained of every tool")
+    parser.set_defaults(device=None)
+
+
 def fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", choices=FETCHED, help="data set to download")
     parser.add_argument("--out", required=True, help="folder to download to")
     parser.add_argument("--print", action="store_true",
                         help="only print addresses, sizes, licence and the commands to run afterwards")
+
+
+def _add_image_folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--images", action="append", metavar="DIR", help="folder of the images that a JSON or CSV file "
+                        "names. Give it once for each folder (default: the folder of that file)")
 
 
 def _add_captions_key(parser: argparse.ArgumentParser) -> None:
