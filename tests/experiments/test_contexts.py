@@ -126,9 +126,9 @@ def judged(tmp_path, **rows):
 def test_verdicts_are_those_of_data_with_a_known_answer(tmp_path):
     rows = judged(tmp_path, MDC={"level": 1.0, "left": 0.3, "words": 0.3}, ARC={"level": 0.3, "left": 0.3},
                   **{"blocks of 4": {"level": 0.6}, "blocks of 2": {"level": 0.4}, "CapPa": {"words": -0.2}})
-    shows = {"own-mdc", "control", "arc", "left-arc", "blocks-4", "blocks-arc", "blocks-2"}
+    shows = {"own-mdc", "control", "own-arc", "left-arc", "blocks-4", "blocks-arc", "blocks-2"}
     assert {name: rows[name].verdict for name in shows} == dict.fromkeys(shows, "shows")
-    assert rows["cappa"].verdict == "no verdict" and "CapPa does not use the other words" in rows["cappa"].why
+    assert rows["own-cappa"].verdict == "no verdict" and "CapPa does not use the other words" in rows["own-cappa"].why
     assert rows["control"].finding.difference == pytest.approx(0.7, abs=0.05)
 
 
