@@ -18,7 +18,7 @@ from open_clip_mdc.likelihood.log_likelihood import mean_image
 gradio = pytest.importorskip("gradio")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-SHOWN = "text => document.querySelector('#caption textarea').value == text"
+SHOWN = "text => document.querySelector('#caption textarea')?.value == text"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def served(demo: app.Demo, folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     page = app.build(demo)
     try:
-        yield app.launch(page, prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")[1].rstrip("/")
+        yield app.launch(page, server_name="127.0.0.1")[1].rstrip("/")
     finally:
         page.close()
 
@@ -108,7 +108,7 @@ def test_no_file_of_this_machine_but_an_upload_is_read(demo, folder, monkeypatch
         with open(folder / "photo.png", "rb") as file:
             uploaded = requests.post(f"{url}/gradio_api/upload", files={"files": file}).json()[0]
         assert "event: complete" in (said := ask(uploaded)) and json.dumps(demo.caption(uploaded)[0]) in said
-        assert "event: error" in ask(str(folder / "photo.png"))
+        assert json.dumps(demo.caption(uploaded)[0]) not in ask(str(folder / "photo.png"))
         for path in folder / "secret.txt", "/etc/passwd":
             assert requests.get(f"{url}/gradio_api/file={path}").status_code in (403, 404)
         large = requests.post(f"{url}/gradio_api/upload", files={"files": ("a.png", bytes(21 * 2 ** 20))})
@@ -121,16 +121,18 @@ def test_in_a_browser_a_photograph_is_captioned_filled_in_and_scored(demo, folde
     with served(demo, folder, monkeypatch) as url, api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page, asked = browser.new_page(), []
+        page.set_default_timeout(150_000)  # also on a busy machine
         page.on("request", lambda request: asked.append(request.url))
         page.goto(url)
+        first, expected = (demo.caption(str(path)) for path in (app.example(), folder / "photo.png"))
+        page.wait_for_function(SHOWN, arg=first[0])
+        page.frame_locator("#steps iframe").locator("tr").nth(len(first[2]) + 1).wait_for()  # that of per cents
         page.set_input_files("#photograph input[type=file]", folder / "odd.png")
-        page.click("#ask")
-        page.get_by_text("cannot").first.wait_for()  # the message, and the page lives on
+        page.get_by_text("cannot").first.wait_for()  # the message, and the rest stays
+        assert page.evaluate(SHOWN, first[0]) and page.locator("#words label").count() == len(first[2])
         page.reload()
+        page.wait_for_function(SHOWN, arg=first[0])
         page.set_input_files("#photograph input[type=file]", folder / "photo.png")
-        page.wait_for_selector("#photograph img")
-        expected = demo.caption(str(folder / "photo.png"))
-        page.click("#ask")
         page.wait_for_function(SHOWN, arg=expected[0])
         page.click("#words label >> nth=0")
         page.wait_for_selector("#where img")

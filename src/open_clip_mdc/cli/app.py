@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from html import escape
+from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
 from socket import gethostname
@@ -29,7 +30,7 @@ from ..decoding.lengths import default_length
 from ..decoding.options import check_text, readable, searches
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
-from .page import card, legend, printable, render_page, thumbnail
+from .page import CARDS, legend, printable, render_page
 from .shared import load_captioner
 
 UPLOAD_LIMIT = "20mb"
@@ -38,10 +39,12 @@ KEPT = 600  # seconds that an upload is kept for
 SENTENCES = 64  # the most that are scored at a time
 CHARACTERS = 1000  # of a sentence. No caption of 77 tokens needs more
 # gradio itself shows no focus of text and choices.
-CSS = """#steps iframe {width: 100%; height: 30em; border: 0}
+CSS = """#steps iframe {width: 100%; height: 23em; border: 0}
 #photograph img, #where img {width: 100%; height: 100%; object-fit: contain; image-rendering: pixelated}
 :focus-visible {outline: 2px solid var(--body-text-color) !important; outline-offset: 1px}"""
 SIDE = 320  # pixels that a part needs to stand beside another; on a telephone they stand one below the other
+FILL_IN = "a [MASK] on a [MASK] ."  # the full stop is a word that captioners expect at the end
+SENTENCES_SHOWN = "people in front of a mountain .\npeople in front of a dog ."
 
 
 class Demo:
@@ -68,7 +71,7 @@ class Demo:
             decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
         row = describe_captions(decoded, self.loaded.tokenizer)[0]
         seen = self.loaded.pil_image(image[0])
-        steps = render_page("Steps", {}, legend(), [card({**row, "image": ""}, thumbnail(seen))], [])
+        steps = render_page("Steps", {}, legend(), [CARDS.captioned_grid({**row, "image": ""})], [], "app.css.jinja")
         words = [token["token"].strip() for token in row["tokens"] if token["step"] is not None]
         maps = [highlight(seen, x.mean((0, 1)).view(model.tower.grid))
                 for x in word_maps(model, image, decoded)[0].attention]
@@ -152,54 +155,68 @@ def highlight(image: Image.Image, weights: torch.Tensor) -> Image.Image:
     return Image.composite(image, black, mask.resize(image.size, Image.Resampling.NEAREST))
 
 
+def example() -> Path:
+    """Return the photograph that the page begins with, one that scikit-learn ships."""
+    return Path(str(files("sklearn.datasets.images") / "china.jpg"))
+
+
 def build(demo: Demo):
-    """Return the page, a gradio.Blocks."""
+    """Return the page, a gradio.Blocks. It begins with the caption of `example`."""
     import gradio as gr
 
-    def told(function):  # show a ValueError as a message on the page
-        def call(*values):
+    def told(function):  # tell of a ValueError on the page, which otherwise stays as it is
+        def call(path, *values):
             try:
-                return function(*values)
+                return function(path and uploaded(path, image.GRADIO_CACHE), *values)
             except ValueError as problem:
-                raise gr.Error(printable(str(problem)), print_exception=False) from problem
+                gr.Warning(printable(str(problem)))
+                return gr.skip()
         return call
 
-    def say(path, text=None):
-        caption, steps, words, maps = demo.caption(path, text)
+    def show(caption, steps, words, maps):
         return caption, steps, gr.Radio(list(zip(words, range(len(words)), strict=True)), value=None), maps, None
+
+    def say(path, text=None):
+        return show(*demo.caption(path, text))
 
     alone = {"concurrency_id": "model", "concurrency_limit": 1}  # word_maps hooks the model: one caption at a time
     header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
     with gr.Blocks(title="open_clip_mdc", analytics_enabled=False, delete_cache=(KEPT / 10, KEPT)) as page:
-        gr.Markdown("# open_clip_mdc\nDrop a photograph, and ask for a caption.")
+        gr.Markdown("# open_clip_mdc\nDrop a photograph, and its caption appears, the surest word first.")
         with gr.Row():
-            image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",
-                             elem_id="photograph", height=320)
-            # gradio would open every format that Pillow can, and whatever path a request names without its "meta"
-            image.preprocess = told(lambda upload: upload and uploaded(upload.path or "", image.GRADIO_CACHE))
-            with gr.Column():
-                caption = gr.Textbox(label="Caption", elem_id="caption", interactive=False)
+            with gr.Column(scale=2, min_width=SIDE):
+                image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",
+                                 elem_id="photograph", height=280, format="png")
+                # gradio would open every format that Pillow can, and whatever path a request names without its "meta"
+                image.preprocess = lambda upload: upload.path if upload else None
                 ask = gr.Button("Caption", variant="primary", elem_id="ask")
-                if not demo.loaded.model.causal:
-                    text = gr.Textbox(label="Fill in the [MASK]s", value="a [MASK] on a [MASK]", elem_id="text")
-                    fill = gr.Button("Fill in", elem_id="fill")
+            with gr.Column(scale=3, min_width=SIDE):
+                caption = gr.Textbox(label="Caption", elem_id="caption", interactive=False)
+                steps = gr.HTML(label="Steps", elem_id="steps")
+        if not demo.loaded.model.causal:
+            with gr.Row():
+                text = gr.Textbox(label="Fill in the [MASK]s", value=FILL_IN, elem_id="text", scale=4)
+                fill = gr.Button("Fill in", elem_id="fill")
         with gr.Row():
             words = gr.Radio([], label="Where does this word come from?", elem_id="words", min_width=SIDE)
             where = gr.Image(label="Cross-attention at the step that revealed it", interactive=False, elem_id="where",
                              height=320, format="png", min_width=SIDE, buttons=["fullscreen"])
         with gr.Row():
             with gr.Column(scale=1):
-                sentences = gr.Textbox(label="Sentences, one per line", lines=3, elem_id="sentences")
+                sentences = gr.Textbox(label="Sentences, one per line", lines=3, elem_id="sentences",
+                                       value=SENTENCES_SHOWN)
                 rate = gr.Button("Score", elem_id="rate")
             with gr.Column(scale=2):
                 scores = gr.Dataframe(headers=header, label="Scores in nats", elem_id="scores", interactive=False,
                                       wrap=True, column_widths=["31%", "21%", "21%", "27%"] if header[2:] else
                                       ["60%", "40%"])
-        steps = gr.HTML(label="Steps", elem_id="steps")
         maps = gr.State([], time_to_live=KEPT)
-        ask.click(told(say), image, [caption, steps, words, maps, where], api_name="caption", **alone)
+        outputs, first = [caption, steps, words, maps, where], demo.caption(str(example()))
+        page.load(lambda: (Image.open(example()), *show(*first)), None, [image, *outputs], api_name=False)
+        image.upload(told(say), image, outputs, api_name=False, **alone)
+        ask.click(told(say), image, outputs, api_name="caption", **alone)
         if not demo.loaded.model.causal:
-            fill.click(told(say), [image, text], [caption, steps, words, maps, where], api_name="fill", **alone)
+            fill.click(told(say), [image, text], outputs, api_name="fill", **alone)
         rate.click(told(demo.score), [image, sentences], scores, api_name="score", **alone)
         words.input(lambda chosen, maps: maps[chosen], [words, maps], where, api_name=False)
     return page
@@ -213,7 +230,7 @@ def launch(page, server_name: str, **options):
                                  button_primary_background_fill_hover="*primary_700")
     return page.launch(share=False, max_file_size=UPLOAD_LIMIT, ssr_mode=False, theme=theme, footer_links=[], css=CSS,
                        app_kwargs={"middleware": [Middleware(OwnAddress, server_name)]}, server_name=server_name,
-                       **options)
+                       prevent_thread_lock=True, quiet=True, **options)  # it would offer a public link
 
 
 def run(args: argparse.Namespace) -> None:
@@ -225,4 +242,6 @@ def run(args: argparse.Namespace) -> None:
         loaded.model.check_whole()
         blind = loaded.mean_image(find_images(args.blind_images, IMAGE_FILES)) if args.blind_images else None
         page = build(Demo(loaded, blind))
-        launch(page, server_name=args.host, server_port=args.port)
+        address = launch(page, server_name=args.host, server_port=args.port)[1]
+        print(f"Open {address} in your browser. Ctrl+C ends it.", flush=True)
+        page.block_thread()
