@@ -93,7 +93,7 @@ def watch(title: str, going: dict[Future, Step], logs: Path) -> None:
     from tqdm import tqdm
     steps = len(going)
     with tqdm(total=steps, desc=f"{title} (logs: {logs}/)", mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
-              bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed}{postfix}") as bar:
+              bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed} gone, {remaining} to go{postfix}") as bar:
         while going:
             done, _ = wait(going, SECONDS, FIRST_COMPLETED)
             for future in done:

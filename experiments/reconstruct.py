@@ -9,6 +9,7 @@ starts with every token masked, so that only the length is given, and reveals th
 Dimensions: B images, L tokens.
 """
 import argparse
+import logging
 from functools import partial
 
 import open_clip
@@ -67,8 +68,10 @@ def run(args: argparse.Namespace) -> None:
     model, transform, tokenizer, device = loaded.model, loaded.transform, loaded.tokenizer, loaded.device
     name, _, model_args = find(args.pretrained, args.model)
     torch.manual_seed(0)
+    logging.disable(logging.WARNING)  # OpenCLIP warns that the weights are random, as they should be
     untrained = open_clip.create_model(
         name, device=device, load_weights=False, **{k: v for k, v in model_args.items() if k.startswith("force")})
+    logging.disable(logging.NOTSET)
     before, after = (nelbo(m, batched(read_pairs(shards, transform, tokenizer), BATCH), device)
                      for m in (untrained, model))
 

@@ -1,0 +1,38 @@
+"""Print what `make demo` has shown, in six lines.
+
+    python -m experiments.demo --demo demo --scenes 20000 --epochs 2
+"""
+import argparse
+import json
+from pathlib import Path
+
+SAID = """
+Trained: MDC and its autoregressive twin ARC, 1.6 million parameters each, on {scenes} scenes (epochs: {epochs}).
+Features: a linear probe of MDC's encoder gets {mdc} % of 16 classes right. Before training it got {untrained} %.
+Captions: MDC tells exchanged colours in {seen} %, without seeing the image in {blind} %, and ARC with it in {arc} %.
+Only MDC fills in: {bin} caption IMAGE --pretrained {demo}/mdc --text 'a [MASK] circle left of a [MASK] [MASK]'
+Open: {demo}/captions.html, where the words of a caption appear step by step, and {demo}/reconstructions.png.
+Next: {bin} app captions your photographs in the browser. README.md says how to fine-tune and train."""
+
+
+def percent(results: Path, name: str, metric: str) -> str:
+    return f"{100 * json.loads((results / f'{name}.json').read_text())['metrics'][metric]:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag in ("--demo", "--scenes", "--epochs"):
+        parser.add_argument(flag, required=True)
+    args = parser.parse_args()
+    results = Path(args.demo) / "results"
+    swapped = "sugar_crepe_swap_att"
+    print(SAID.format(
+        **vars(args), bin=".venv/bin/open_clip_mdc", mdc=percent(results, "probe-mdc", "lp_acc1"),
+        untrained=percent(results, "probe-untrained", "lp_acc1"),
+        seen=percent(results, f"{swapped}-heuristic", "text_acc"),
+        blind=percent(results, f"{swapped}-heuristic", "text_acc_blind"),
+        arc=percent(results, f"{swapped}-autoregressive", "text_acc")))
+
+
+if __name__ == "__main__":
+    main()
