@@ -14,8 +14,7 @@ from mkdocs.structure.files import File
 
 REPO = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)#]+)(#[^)]*)?\)")
-COMMANDS = {"open_clip_mdc": "open_clip_mdc", "open_clip_train": "open_clip_mdc.train",
-            "clip_benchmark eval": "clip_benchmark_ext.cli"}
+COMMANDS = ("open_clip_mdc", "open_clip_train", "clip_benchmark eval")
 
 
 def on_files(files, config):
@@ -37,16 +36,17 @@ def on_page_markdown(markdown, page, **_):
     return LINK.sub(moved, markdown)
 
 
-def help_of(module: str, *words: str) -> str:
-    return subprocess.run([sys.executable, "-m", module, *words, "--help"], check=True, text=True, cwd=REPO,
+def help_of(*words: str) -> str:
+    script = Path(sys.executable).with_name(words[0])  # the help names the command as it was called
+    return subprocess.run([script, *words[1:], "--help"], check=True, text=True, cwd=REPO,
                           capture_output=True, env={**os.environ, "COLUMNS": "100"}).stdout
 
 
 def commands() -> str:
     from open_clip_mdc.cli import TOOLS
     page = ["# Commands", "What `--help` says."]
-    for command, module in COMMANDS.items():
-        page += [f"## {command}", f"```text\n{help_of(module, *command.split()[1:])}```"]
+    for command in COMMANDS:
+        page += [f"## {command}", f"```text\n{help_of(*command.split())}```"]
         if command == "open_clip_mdc":
-            page += [line for tool in TOOLS for line in (f"### {tool}", f"```text\n{help_of(module, tool)}```")]
+            page += [line for tool in TOOLS for line in (f"### {tool}", f"```text\n{help_of(command, tool)}```")]
     return "\n\n".join(page)

@@ -95,13 +95,14 @@ def commands(block: Block) -> Iterator[tuple[list[str], list[str]]]:
     for line in block.code.replace("\\\n", " ").splitlines():
         if line.startswith("# "):
             found[-1][1].append(line.removeprefix("# "))
-        elif line.strip():
-            found.append((shlex.split(line, comments=True), []))
+        elif argv := shlex.split(line, comments=True):  # no "#SBATCH"
+            found.append((argv, []))
     yield from found
 
 
 def module_and_flags(argv: list[str]) -> tuple[str, list[str]] | None:
     """Return the Python module that a command runs and its arguments, or None if it is another program."""
+    argv = argv[argv[0] == "srun":]
     if argv[0] in MODULES:
         return MODULES[argv[0]], argv[1:]
     if argv[0] in ("python", "torchrun", ".venv4/bin/python") and "-m" in argv:
@@ -147,7 +148,7 @@ def check_other(argv: list[str]) -> None:
         for extra in re.findall(r"\[(\w+)\]", " ".join(argv)):
             assert f'"{extra}": [' in setup, extra
     else:
-        assert argv[0] == "curl", argv
+        assert argv[0] == "export", argv
 
 
 def run_command(argv: list[str], shown: list[str], compare: bool) -> None:

@@ -21,10 +21,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_360, 28.3),
-    "src": (("src",), 16_490, 90.3),
+    "src": (("src",), 16_500, 90.4),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_130, 47.1),
-    "tests": (("tests",), 25_510, 191.9),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
+    "tests": (("tests",), 25_500, 191.9),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 205

@@ -1,4 +1,5 @@
 """Claims about README and docs/: commands print what the pages show.    pytest tests/tools/test_documents.py"""
+import json
 import re
 import runpy
 import shlex
@@ -7,9 +8,8 @@ from pathlib import Path
 
 import documents
 import pytest
-from conftest import REPO
+from conftest import REPO, run
 from documents import PAGES
-from sklearn import datasets
 
 from open_clip_mdc import unregister
 from open_clip_mdc.integration import configs, plugins
@@ -23,16 +23,10 @@ LINKED = [*PAGES, *RESULTS, *(REPO / name for name in ("CONTRIBUTING.md", "CHANG
 
 @pytest.fixture(scope="module")
 def world(scenes, runs, tmp_path_factory) -> Path:
-    """Make what a reader has beside the page: two photographs, what `make demo` leaves, a run."""
+    """Make what a reader has beside the page: what the first page makes, what `make demo` leaves, a run."""
     folder = tmp_path_factory.mktemp("world")
-    pictures = Path(datasets.__file__).parent / "images"
-    shutil.copy(pictures / "flower.jpg", folder / "photo.jpg")
-    (folder / "photos").mkdir()
-    for name, picture, words in (("flower", "flower", "a red flower in front of others\n"),
-                                 ("temple", "china", "a temple by the water\ntrees around a temple\n")):
-        shutil.copy(pictures / f"{picture}.jpg", folder / "photos" / f"{name}.jpg")
-        (folder / "photos" / f"{name}.txt").write_text(words)
-    (folder / "captions.txt").write_text("a red flower\na temple by the water\na dog in the grass\n")
+    (made,) = (block.code for block in documents.blocks(REPO / "docs" / "index.md") if block.language == "python")
+    run("python", "-c", f"import os\nos.chdir({str(folder)!r})\n{made}")
     shutil.copytree(runs, folder / "demo")
     shutil.copytree(scenes, folder / "demo" / "scenes")
     shutil.copytree(runs / "mdc", folder / "logs" / "mine")
@@ -70,6 +64,15 @@ def test_each_table_that_is_typed_has_the_command_that_measures_it():
     for section in page.split("\n## ")[1:]:
         assert "\n| ---" in section or "\n|---" in section
         assert "```sh\n" in section or "`make " in section.partition("\n|")[0], section[:60]
+
+
+def test_the_image_of_docker_installs_and_starts_what_exists():
+    lines = (REPO / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    entry, command = (json.loads(line.partition(" ")[2]) for line in lines[-2:])
+    documents.parse(entry + command)
+    for line in lines:
+        if line.startswith("RUN "):
+            documents.parse(shlex.split(line)[1:])
 
 
 def anchors(page: Path) -> set[str]:
