@@ -104,7 +104,7 @@ def refuse(program: str, argv: list[str]) -> None:
     elif program == "clip_benchmark":
         benchmark(argv)
     else:  # which takes a GPU if there is one
-        with_model = "--pretrained" in argv and "--device" not in argv and argv[0] != "export"
+        with_model = "--pretrained" in argv and "--device" not in argv and argv[0] not in ("export", "finetune")
         run_tool([*argv, "--device", "cpu"] if with_model else argv)
 
 
