@@ -98,6 +98,9 @@ def main(argv: list[str] | None = None) -> int | None:
         check(args, argv)
         for plugin in flags.plugin or ():
             load_plugin(plugin)
+        if flags.datasets:
+            from .datasets import known
+            known.use(flags.datasets)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False

@@ -20,7 +20,6 @@ from open_clip_mdc.data.text import read_names
 from open_clip_mdc.data.workers import STUCK, fitting, image_bytes
 
 from . import foreign_datasets
-from .datasets.known import MASKED
 from .flags import Flags
 
 DECODED = "jpg"  # the member that clip_benchmark reads
@@ -91,15 +90,22 @@ class Job(NamedTuple):
         """Return the data set, with the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
         root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
-        if args.dataset in MASKED:
+        kind = foreign_datasets.kind_of(args.dataset)
+        if kind == "masked":
             from .datasets import masks
             return masks.build(args.dataset, root, split, transform)
-        if not foreign_datasets.covers(args.dataset):
+        keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and not self.by_cosine
+        if kind != "foreign":
             from .selection_datasets import build_dataset
-            return build_dataset(args.dataset, root, transform, perturbations=self.flags.perturbations)
+            templates = foreign_datasets.templates_of(args.dataset, args.custom_template_file, args.language) \
+                if kind == "classes" else ()
+            return build_dataset(args.dataset, root, transform, split, keyed, templates,
+                                 perturbations=self.flags.perturbations)
+        seed = args.seed if args.dataset == foreign_datasets.FOLDER and args.split == "test" else None
         try:
             dataset = foreign_datasets.build(
-                args.dataset, root, transform, split, annotation_file=args.annotation_file, language=args.language,
+                args.dataset, root, transform, split, seed=seed,
+                annotation_file=args.annotation_file, language=args.language,
                 task="captioning" if args.task == "cloze" else args.task,
                 custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
                 custom_classname_file=args.custom_classname_file)
@@ -116,7 +122,6 @@ class Job(NamedTuple):
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
-        keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and not self.by_cosine
         if not keyed:
             return dataset
         from .datasets.caption_data import with_keys

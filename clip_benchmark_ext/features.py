@@ -34,9 +34,14 @@ from .results import precision
 
 
 def default_feature(model: torch.nn.Module) -> str:
-    """Return the feature that the paper probes (Sec. 4.2), "gap" for captioners and "cls" for CLIP, else "pooled"."""
+    """Return the feature that the paper probes (Sec. 4.2), "gap" for captioners and "cls" for CLIP, else "pooled".
+
+    An image tower alone has "cls" if it has a class token, else "gap".
+    """
     if hasattr(model, "encode_image_tokens"):
         return "gap"
+    if not hasattr(model, "encode_image"):
+        return "cls" if tower(model).has_class_token else "gap"
     visual = getattr(model, "visual", None)
     return "cls" if isinstance(visual, VisionTransformer) and visual.attn_pool is None else "pooled"
 
@@ -55,6 +60,10 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURES)}")
     if kind == "pixels":
         return lambda image: image.flatten(1)
+    if not hasattr(model, "encode_image"):  # an image tower alone
+        if kind == "pooled":
+            raise ValueError("feature 'pooled' needs a model that embeds images, not an image tower alone: use gap")
+        return partial(tower(model).features, kind=kind)
     if kind == "pooled":
         return lambda image: model.encode_image(image)
     if kind == "gap" and hasattr(model, "encode_image_tokens"):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from clip_benchmark.datasets import builder
@@ -15,13 +16,14 @@ from torchvision.transforms import Compose
 
 from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
-from open_clip_mdc.errors import close_names
 
+from .datasets import known
 from .datasets.known import FOREIGN, MASKED
 
 FOLDER = "folder"
 VALIDATION = ("val", "validation", "valid")
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
+HELD_OUT = 0.2  # share of the images that are the test split, if there is only train
 PREFIXES = ("wds/", "vtab/", "tfds/")  # before any name
 OF_ITS_CLASS = "the files of its class in torchvision or clip_benchmark"
 
@@ -30,18 +32,17 @@ def covers(name: str) -> bool:
     return name == FOLDER or name in FOREIGN or name.startswith(PREFIXES)
 
 
+def kind_of(name: str) -> str:
+    """Return the kind of a data set, of datasets.json. Class folders are "foreign", a plug-in's sets "selection"."""
+    return "foreign" if covers(name) else known.kind_of(name) or "selection"
+
+
 def known_name(name: str) -> str:
     name = FOLDER if name == "imagefolder" else name
-    if covers(name) or name in MASKED:
-        return name
-    from .selection_datasets import ROWS, find_row
-    if find_row(name):
-        return name
-    families = dict.fromkeys(row.split("/")[0] + "/NAME" * ("/" in row) for row in ROWS)
-    theirs = "clip_benchmark's (cifar10, ...)"
-    names = ", ".join((*families, *(f"{prefix}NAME" for prefix in PREFIXES), *MASKED, theirs))
-    raise ValueError(f"--dataset {name} is not known{close_names(name, (*ROWS, *MASKED, *FOREIGN))}. Class folders: "
-                     f"--dataset folder --dataset_root DIR ({FOLDER_LAYOUT}). Others: {names}")
+    if not covers(name) and name not in MASKED:
+        from .selection_datasets import find_row
+        find_row(name)
+    return name
 
 
 def missing(name: str, root: str, problem: object) -> FileNotFoundError:
@@ -84,15 +85,42 @@ def read_json(name: str) -> dict:
     return json.loads((Path(name) if os.path.exists(name) else own).read_bytes())
 
 
+def templates_of(name: str, file: str | None, language: str) -> list[str]:
+    """Return the templates of a data set, or else ImageNet's, from a custom file or clip_benchmark's of a language."""
+    found = read_json(file or f"{language}_zeroshot_classification_templates.json")
+    return builder.value_from_first_key_found(found, [name, "imagenet1k"])
+
+
+tell = cache(logging.warning)  # once, as a data set is built several times
+
+
+def keep_part(dataset: ClassFolders, split: str, seed: int) -> None:
+    """Keep the images of a split: HELD_OUT of each class, drawn with a seed, are "test", and the others "train"."""
+    from sklearn.model_selection import train_test_split
+    try:
+        train, test = train_test_split(dataset.samples, test_size=HELD_OUT, random_state=seed, stratify=dataset.targets)
+    except ValueError as problem:
+        raise ValueError(f"{dataset.root} is too small to be both train and test ({problem}): add a folder test") \
+            from problem
+    tell(f"{dataset.root} is split, as there is no folder test: {len(train)} images train and {len(test)} test, drawn "
+         f"with --seed {seed}")
+    dataset.samples = dataset.imgs = sorted(train if split == "train" else test)
+    dataset.targets = [target for _, target in dataset.samples]
+
+
 def class_folders(root: str, split: str, transform, language: str = "en", classnames: str | None = None,
-                  templates: str | None = None) -> ClassFolders:
+                  templates: str | None = None, seed: int | None = None) -> ClassFolders:
     """Return your own images in class folders. Without a test split, val (validation, valid) is the test split.
+
+    With a `seed` and train alone, it is split into train and test.
 
     `classnames` and `templates` are clip_benchmark's custom files, with the key "folder". By default a class has the
     name of its folder, with spaces for "_", and the templates are ImageNet's. Raises FileNotFoundError.
     """
     names = (split, *(VALIDATION if split in ("test", "val") else ()))
-    folder = next((path for name in names if (path := Path(root, name)).is_dir()), None)
+    there = {name for name in ("train", "test", *VALIDATION, split) if Path(root, name).is_dir()}
+    alone = seed is not None and there == {"train"} and split in ("train", "test")
+    folder = next((Path(root, name) for name in (*names, *["train"] * alone) if name in there), None)
     if folder is None:
         raise FileNotFoundError(f"no folder {split} in {root}: --dataset folder reads {FOLDER_LAYOUT}")
     dataset = ClassFolders(str(folder), transform, is_valid_file=lambda path: (
@@ -104,18 +132,19 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
         logging.warning("%s has no image of %s", folder, ", ".join(empty))
     dataset.classes = (read_json(classnames)[FOLDER] if classnames else
                        [name.replace("_", " ") for name in dataset.class_to_idx])
-    found = read_json(templates or f"{language}_zeroshot_classification_templates.json")
-    dataset.templates = builder.value_from_first_key_found(found, [FOLDER, "imagenet1k"])
+    dataset.templates = templates_of(FOLDER, templates, language)
+    if alone:
+        keep_part(dataset, split, seed)
     return dataset
 
 
-def build(name: str, root: str, transform, split: str, **options) -> Dataset:
+def build(name: str, root: str, transform, split: str, seed: int | None = None, **options) -> Dataset:
     """Return a data set of clip_benchmark's, by its `options`, or class folders. Images are turned upright."""
     if transform is not None and not name.startswith("wds/"):  # not nested, as imagenet-w looks into it
         transform = Compose([upright, *getattr(transform, "transforms", [transform])])
     if name == FOLDER:
         dataset = class_folders(root, split, transform, options["language"], options["custom_classname_file"],
-                                options["custom_template_file"])
+                                options["custom_template_file"], seed)
     elif "://" in root:  # a download that was asked for
         return builder.build_dataset(name, root, transform, split, **options)
     else:

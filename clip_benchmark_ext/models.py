@@ -46,7 +46,8 @@ def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device,
                                 captioner=True)
     if is_encoder(args.model):
-        raise ValueError(f"--model {args.model} is an image encoder alone: give --task probe or --task segmentation")
+        raise ValueError(f"--model {args.model} is an image encoder alone: give --task linear_probe, probe or "
+                         "segmentation")
     named = args.model_type == "open_clip"
     if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
         close = close_names(args.model, open_clip.list_models())

@@ -19,11 +19,10 @@ from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.config import CaptionCfg
 
 from . import foreign_datasets, results
-from .datasets.known import MASKED
 from .distributed import everywhere, rank_and_size
 from .evaluation_job import Job
 from .flags import Flags
-from .models import load_model, resolve
+from .models import is_encoder, load_model, resolve
 from .tasks import TASKS
 
 
@@ -34,20 +33,22 @@ def run(upstream):
     return run_one
 
 
+# What the data sets of a kind have, and the tasks that fit, the default first.
+OF_CAPTIONS = ("zeroshot_retrieval", "captioning", "cloze")
+OF_CLASSES = ("zeroshot_classification", "linear_probe", "probe")
+TASKS_OF = {"selection": ("wrong captions too", ("image_caption_selection",)),
+            "masked": ("a mask for each image", ("segmentation",)), "captions": ("captions", OF_CAPTIONS),
+            "classes": ("classes", OF_CLASSES),
+            "foreign": ("no masks and no wrong captions to select from", (*OF_CAPTIONS, *OF_CLASSES))}
+
+
 def choose_task(args: Namespace) -> str:
-    task, masked = args.task, args.dataset in MASKED
-    if task == "auto" and masked:
-        task = "segmentation"
-    if masked != (task == "segmentation"):
-        raise ValueError(f"{args.dataset} has a mask for each image: give --task segmentation" if masked else
-                         f"{args.dataset} has no masks, which segmentation needs: give one of {', '.join(MASKED)}")
-    selects = not masked and not foreign_datasets.covers(args.dataset)
+    kind, task = foreign_datasets.kind_of(args.dataset), args.task
+    has, tasks = TASKS_OF[kind]
     if task == "auto":
-        task = "image_caption_selection" if selects else builder.get_dataset_default_task(
-            args.dataset.removeprefix("wds/"))
-    if selects != (task == "image_caption_selection"):
-        raise ValueError(f"{args.dataset} has wrong captions too: give --task image_caption_selection" if selects else
-                         f"{args.dataset} has no wrong captions to select from: give another --task")
+        task = tasks[0] if kind != "foreign" else builder.get_dataset_default_task(args.dataset.removeprefix("wds/"))
+    if task not in tasks:
+        raise ValueError(f"{args.dataset} has {has}: give --task {' or '.join(tasks)}")
     return task
 
 
@@ -63,12 +64,16 @@ def try_outputs(args: Namespace, output: Path, cached: bool) -> None:
 
 def load(job: Job, of_towers: bool) -> Job:
     """Return the job with its model, transform and tokenizer."""
-    if not of_towers:
-        model, transform, tokenizer = load_model(job.args)
-        return job._replace(model=model, transform=transform, tokenizer=tokenizer)
-    from . import towers
-    model = towers.load(job.args, job.flags.image_size)
-    return job._replace(model=model, transform=towers.transform(model, whole=job.args.task == "segmentation"))
+    args, alone = job.args, job.args.task == "linear_probe" and is_encoder(job.args.model)
+    if of_towers or alone:
+        from . import towers
+        model = towers.load(args, job.flags.image_size)
+        return job._replace(model=model.trained if alone else model,
+                            transform=towers.transform(model, whole=args.task == "segmentation"))
+    if job.flags.image_size:
+        raise ValueError(f"--image_size is only for probes of --model timm-NAME, not for {args.task} of {args.model}")
+    model, transform, tokenizer = load_model(args)
+    return job._replace(model=model, transform=transform, tokenizer=tokenizer)
 
 
 def evaluate(args: Namespace, flags: Flags) -> int:
@@ -88,7 +93,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         checkpoints.check_length("--caption_length", options.get("length"), args.pretrained, args.model)
     for_any = (*task.flags, "corruption")
     output = results.output_file(args, flags, for_any + task.captioner_flags if captioner else for_any, captioner)
-    asked = {**{name: getattr(flags, name) for name in for_any}, **options}
+    asked = {**{name: getattr(flags, name) for name in for_any}, **options, "datasets": flags.datasets}
     splits = [args.split, *(getattr(args, name) for name in ("train_split", "val_split") if name in task.arguments)]
     job = Job(args, flags, options, output)
 
@@ -116,7 +121,8 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         # Class ids are the places of one's own folders in the alphabet.
         dump = args.dump_classnames or args.dataset == foreign_datasets.FOLDER
         names = {"classnames": dump and getattr(batches.dataset, "classes", None),
-                 "templates": args.dump_templates and getattr(batches.dataset, "templates", None)}
+                 "templates": args.dump_templates and getattr(batches.dataset, "templates", None),
+                 "of_classes": metrics.pop("of_classes", None)}
         results.write(output, about, metrics, **{name: value for name, value in names.items() if value})
         if args.verbose:
             print(f"Results: {output}")

@@ -1,58 +1,45 @@
-"""List the compositionality data sets (SugarCrepe, ARO, Winoground, ...), each with its reader and its metric.
+"""Read data sets of captions (SugarCrepe, ARO, Winoground, DOCCI, ...) or classes, by their rows in datasets.json.
 
     dataset = build_dataset("sugar_crepe/swap_obj", root, transform)
     images, captions = dataset[0]     # [3, H, W] and C texts, the right one first
                                       # Winoground: [2, 3, H, W] and 2 texts, caption i belongs to image i
                                       # SugarCrepe++: 3 texts, the first two are right
+                                      # DOCCI: 1 text, which is right
+    image, target = build_dataset("voc2007_official", root, transform)[0]     # [3, H, W] and [K]
 
-Dimensions: B batch, C captions of a case, I images of a case, H and W the transform's size.
+Dimensions: B batch, C captions of a case, I images of a case, K classes, H and W the transform's size.
 """
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from clip_benchmark.datasets.builder import image_captions_collate_fn
+import torch
 from PIL import Image
-from torch import Tensor, stack
-from torch.utils.data import Dataset
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
-from open_clip_mdc.data.images import decode_image
-from open_clip_mdc.errors import close_names
-
-from .datasets.known import SELECTION, selection_names, selection_row
-from .datasets.local_files import Cell
+from .datasets.known import kind_of, row_of
 from .datasets.readers import READERS, Case, Read
 from .metrics import selection_metrics
+from .metrics.classes import UNSURE
 from .metrics.selection_metrics import Metric
 
 
 class Row(NamedTuple):
-    read: Callable[..., Read]  # (name, root, perturbations=, tagger=)
+    read: Callable[..., Read]  # (name, root, split=, perturbations=, tagger=)
     metric: Metric
 
 
-def _row(name: str) -> Row:
-    row = selection_row(name)
-    return Row(READERS[row.get("reader", "read")], getattr(selection_metrics, row.get("metric", "PAIRS")))
-
-
 PAIRS = selection_metrics.PAIRS
-ROWS = {name: _row(name) for name in selection_names()}
-FAMILIES = tuple(SELECTION)
+ROWS: dict[str, Row] = {}  # data sets of plug-ins
 
 
-def find_row(name: str) -> Row | None:
-    """Return a data set's row, or None for other data sets. Any piece of VALSE has one, as it may be your own file."""
-    family, _, part = name.partition("/")
-    if name not in ROWS and family == "valse" and re.fullmatch(r"[\w-]+", part):
-        return _row(name)
-    if name not in ROWS and name.startswith(FAMILIES):
-        own = [row for row in ROWS if row.partition("/")[0] == family]
-        raise ValueError(f"unknown data set {name!r}{close_names(name, ROWS)}: give one of "
-                         f"{', '.join(own or FAMILIES)}")
-    return ROWS.get(name)
+def find_row(name: str) -> Row:
+    """Return the reader and the metric of a data set. Raises ValueError if none is known by this name."""
+    row = row_of(name) if name not in ROWS else {}
+    return ROWS.get(name) or Row(READERS[row.get("reader", "read")],
+                                 getattr(selection_metrics, row.get("metric", "PAIRS")))
 
 
 @dataclass(eq=False, repr=False)
@@ -62,37 +49,79 @@ class SelectionDataset(Dataset):
     metric: Metric
     transform: Callable[[Image.Image], Tensor] | None = None
     facts: dict[str, int | str] = field(default_factory=dict)
-    collate_fn = staticmethod(image_captions_collate_fn)  # [B, 3, H, W] or [B, I, 3, H, W], and B lists of C texts
 
     def __len__(self) -> int:
         return len(self.cases)
 
-    def __getitem__(self, index: int) -> tuple[Tensor | Image.Image | list[Image.Image], list[str]]:
-        case = self.cases[index]
-        images = [decode_image(image.open(), image.name) if isinstance(image, Cell) else
-                  decode_image(image, box=case.box) for image in case.images]
+    def __getitem__(self, index: int) -> tuple:
+        images, captions = self.cases[index].opened(), list(self.cases[index].captions)
         if self.transform is not None:
             images = [self.transform(image) for image in images]
-            images = images[0] if len(images) == 1 else stack(images)
-        elif len(images) == 1:
-            images = images[0]
-        return images, list(case.captions)
+        if len(images) == 1:
+            return images[0], captions
+        return images if self.transform is None else torch.stack(images), captions
+
+    @staticmethod
+    def collate_fn(batch: list[tuple]) -> tuple:
+        """Return [B, 3, H, W] or [B, I, 3, H, W], B lists of C texts, and what else the samples have."""
+        images, *rest = zip(*batch, strict=True)
+        return torch.stack(images), *rest
+
+
+class KeyedDataset(SelectionDataset):
+    """Images with captions, the key of the case and the name of the image."""
+
+    def __getitem__(self, index: int) -> tuple:
+        case = self.cases[index]
+        return *super().__getitem__(index), case.key, case.images[0].name
+
+
+@dataclass(eq=False, repr=False)
+class ClassDataset(SelectionDataset):
+    """Images with a class id, or with 1, 0 or UNSURE for each class if an image may have several of them."""
+
+    classes: Sequence[str] = ()
+    templates: Sequence[str] = ()
+    several: bool = False
+    collate_fn = staticmethod(default_collate)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
+        image, labels = super().__getitem__(index)
+        if not self.several:
+            return image, self.classes.index(labels[0])
+        target = torch.zeros(len(self.classes))
+        for place, label in enumerate(labels):
+            target[self.classes.index(label)] = 1 if place < self.cases[index].right else UNSURE
+        return image, target
 
 
 def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image], Tensor] | None = None,
+                  split: str = "test", keyed: bool = False, templates: Sequence[str] = (),
                   **options) -> SelectionDataset:
-    """Read a data set of `ROWS` from its folder.
+    """Read a data set of captions or classes from its folder.
 
     Args:
         root: the folder, clip_benchmark's --dataset_root.
         transform: from an RGB image to [3, H, W]. None leaves images as they are.
+        keyed: return the key and the name of the image with each image, too.
+        templates: those of a data set of classes whose row has none.
         options: for ARO Order, `perturbations`, the file of frozen negatives (by default beside the captions), and
             `tagger`, which makes them.
 
     Raises ValueError, or FileNotFoundError that says what to download and the layout.
     """
-    row = find_row(name)
-    if row is None:
-        raise ValueError(f"unknown data set {name!r}: give one of {', '.join(FAMILIES)}")
-    cases, facts = row.read(name, Path(root), **options)
-    return SelectionDataset(name, cases, row.metric, transform, facts)
+    reader = find_row(name)
+    cases, facts = reader.read(name, Path(root), split=split, **options)
+    parts = name, cases, reader.metric, transform, facts
+    if kind_of(name) != "classes":
+        return KeyedDataset(*parts) if keyed else SelectionDataset(*parts)
+    row, found = row_of(name, split), {label for case in cases for label in case.captions}
+    classes = row.get("classes") or sorted(found)
+    if unknown := sorted(found - set(classes)):
+        raise ValueError(f"{name}: {unknown[0]!r} is none of the {len(classes)} classes of its row")
+    return ClassDataset(*parts, classes, row.get("templates") or templates,
+                        several=isinstance(row["columns"]["labels"], str))

@@ -74,14 +74,15 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def feature_rows(result: dict) -> list[dict]:
-    """Return one result per feature of a probe, whose metrics are named FEATURE/METRIC. Others stay as they are."""
+    """Return one result per feature of a probe or group of images, whose metrics are named FEATURE/METRIC."""
     rows: dict[str, dict] = {}
     for name, value in result["metrics"].items():
         feature, _, metric = name.rpartition("/")
         rows.setdefault(feature, {})[metric] = value
     if len(rows) < 2:
         return [result]
-    return [{**result, "metrics": metrics, "feature": feature.replace("_", " ") or "encoder", "order": number}
+    whole = "all" if result["task"] == "captioning" else "encoder"
+    return [{**result, "metrics": metrics, "feature": feature.replace("_", " ") or whole, "order": number}
             for number, (feature, metrics) in enumerate(rows.items())]
 
 

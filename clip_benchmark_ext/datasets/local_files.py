@@ -62,7 +62,8 @@ def image_folder(row: dict, name: str, path: Path) -> Path:
 def need_images(row: dict, name: str, folder: Path, cases: list) -> None:
     """Raise FileNotFoundError, with one message for all, if images are missing, and ValueError if there are no rows."""
     if not cases:
-        raise ValueError(f"{name}: {row['file']} has no rows")
+        raise ValueError(f"{name}: {row['file']} has no rows" + f" of the split {row['split']!r}" * (
+            "split" in row.get("columns", ())))
     files = {path for case in cases for path in case.images if not isinstance(path, Cell)}
     missing = {path for path in files if not path.is_file()}
     if missing:
@@ -72,7 +73,9 @@ def need_images(row: dict, name: str, folder: Path, cases: list) -> None:
 
 
 def how_to_get(row: dict) -> str:
-    return f"Fetch {row['fetch']}. The folder given by --dataset_root (ROOT) should then hold: {row['layout']}"
+    fetch = f"Fetch {row['fetch']}. " if "fetch" in row else ""
+    layout = row.get("layout", f"ROOT/{row['file']}")
+    return f"{fetch}The folder given by --dataset_root (ROOT) should then hold: {layout}"
 
 
 def read_json(path: Path, *kinds: str) -> dict | list:
@@ -86,7 +89,7 @@ def read_json(path: Path, *kinds: str) -> dict | list:
     return content
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, object]]:
+def read_json_lines(path: Path, row: dict) -> Iterator[tuple[int, object]]:
     """Yield number and content of each line that is not empty. Raises ValueError for a line that is not JSON."""
     for index, line in enumerate(read_text(path).split("\n")):
         if line.strip():

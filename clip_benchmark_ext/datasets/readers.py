@@ -1,18 +1,8 @@
-"""Read the official files of the compositionality data sets, by their rows in datasets.json.
+"""Read the official files of data sets of captions and classes, by their rows in datasets.json or your own file.
 
-A row says where the annotation file and the images are, and how to get them. It names one of FORMS, by which the file
-is read, unless the file's suffix says it. Its `columns` name the fields of an entry that hold
-
-    images      names of images. If need be `digits` are filled up with 0, `suffix` is added, and `flat` leaves out
-                folders
-    captions    captions, the right ones first, or one field with a list of them
-    right       not a field but the number of right captions, if there are more than one
-    answer      the place of the right caption, if it is not the first
-    group, tag  what the official metric averages over (a list is one group), or a tag that an entry may lack
-    key         the name of the case
-    box         the part of the image to show: fields of this name with x, y, w and h in pixels behind it
-
-`fields` names the cells of entries that are lists. `case` is one of CASES, for what columns cannot say.
+A row says where the annotation file and the images are, how to get them, and which fields of an entry hold what
+(docs/extend.md). `form` is one of FORMS, by which the file is read, unless its suffix says it. `case` is one of CASES,
+for what columns cannot say.
 """
 import csv
 import io
@@ -22,13 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
+from open_clip_mdc.data.captions import coco_rows
+from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.paths import inside
 from open_clip_mdc.data.text import read_text
 
-from .known import selection_row
+from .known import row_of
 from .local_files import Cell, entry_value, find, image_folder, need_images, read_json, read_json_lines
 from .perturb import Tagger, frozen_options
 
@@ -50,6 +44,11 @@ class Case:
     def wrong(self) -> tuple[str, ...]:
         """Return the captions that do not fit the first image."""
         return self.captions[self.right:]
+
+    def opened(self) -> list[Image.Image]:
+        """Return the images, RGB and upright. Raises ValueError that names a damaged one."""
+        return [decode_image(image.open(), image.name) if isinstance(image, Cell) else
+                decode_image(image, box=self.box) for image in self.images]
 
 
 Read = tuple[list[Case], dict]  # cases, and facts about them for the result file
@@ -115,8 +114,38 @@ def parquet_entries(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
                 yield f"{table.name}#{group}.{number}", entry | cells
 
 
-FORMS: dict[str, Callable] = {".json": json_entries, ".jsonl": lambda path, row: read_json_lines(path),
-                              ".csv": csv_entries, ".parquet": parquet_entries, "csv pairs": csv_pairs}
+def coco_images(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
+    try:
+        return enumerate(coco_rows(read_json(path, "dict"), "captions"))
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"{path} is not in COCO's format ({problem!r})") from problem
+
+
+def text_files(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+    for file in sorted(path.parent.glob(f"*{path.suffix}")):
+        yield file.stem, {"name": file.stem, "text": " ".join(read_text(file).split())}
+
+
+def files_of_split(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+    """Return the JSON files in the folder `entries` that a file lists by split, as {split: [names]}."""
+    for name in entry_value(read_json(path, "dict"), row["split"], list, path, "the file"):
+        yield name, read_json(inside(path.parent / row.get("entries", ""), str(name), path, name), "dict")
+
+
+def voc_images(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+    """Return the images of VOC's CLASS_SPLIT.txt, with 1 for a class that is there, -1 if not, and 0 if in doubt."""
+    behind, read = f"_{row['split']}.txt", partial(pd.read_csv, sep=r"\s+", header=None, dtype=str, index_col=0)
+    signs = pd.DataFrame({file.name.removesuffix(behind): read(file)[1] for file in path.parent.glob(f"*{behind}")})
+    if not signs.isin(["1", "-1", "0"]).all(axis=None):
+        raise ValueError(f"a line of {path.parent}/*{behind} is not an image and 1, -1 or 0, or some lack an image")
+    for name, own in signs.iterrows():
+        yield name, {"name": name, **{sign: list(own.index[own == sign]) for sign in ("1", "0")}}
+
+
+FORMS: dict[str, Callable] = {
+    ".json": json_entries, ".jsonl": read_json_lines, ".jsonlines": read_json_lines, ".csv": csv_entries,
+    ".parquet": parquet_entries, "csv pairs": csv_pairs, "coco": coco_images, ".txt": text_files,
+    "files of a split": files_of_split, "voc": voc_images}
 
 
 # ---- from an entry to its cases
@@ -125,13 +154,16 @@ FORMS: dict[str, Callable] = {".json": json_entries, ".jsonl": lambda path, row:
 def by_columns(entry: Entry) -> list[Case]:
     columns, box = entry.row["columns"], None
     images = [image_name(entry.value(name, str, int, Cell), columns) for name in columns["images"]]
-    captions = columns["captions"]
+    captions = columns["captions" if "captions" in columns else "labels"]
     if isinstance(captions, str):
         captions = list(entry.value(captions, list))
-        if wrong := [caption for caption in captions if not isinstance(caption, str)]:
-            raise entry.refused(f"a caption is {wrong[0]!r}, not a text")
     else:
-        captions = [entry.value(name, str) for name in captions]
+        captions = [" ".join(entry.value(name, str) for name in ([names] if isinstance(names, str) else names))
+                    for names in captions]
+    right = columns.get("right", len(captions) if "labels" in columns else 1)
+    captions += entry.value(columns["unsure"], list) if "unsure" in columns else []
+    if wrong := [caption for caption in captions if not isinstance(caption, str)]:
+        raise entry.refused(f"a caption is {wrong[0]!r}, not a text")
     if "answer" in columns:
         place = str(entry.value(columns["answer"], str, int)).strip()
         if place not in map(str, range(len(captions))):
@@ -145,8 +177,7 @@ def by_columns(entry: Entry) -> list[Case]:
             raise entry.refused(f"an empty box, {width} x {height} pixels")
         box = left, upper, left + width, upper + height
     return [Case(str(entry.content.get(columns.get("key"), entry.key)), tuple(map(entry.inside, images)),
-                 tuple(captions), "_".join(map(str, group)) if isinstance(group, list) else str(group), box,
-                 columns.get("right", 1))]
+                 tuple(captions), "_".join(map(str, group)) if isinstance(group, list) else str(group), box, right)]
 
 
 def image_name(image: str | int | Cell, columns: dict) -> str | Cell:
@@ -196,22 +227,29 @@ CASES: dict[str, Callable[[Entry], list[Case]]] = {function.__name__: function f
 # ---- from a name and a folder to all cases
 
 
-def read(name: str, root: Path, choose: Callable = lambda entries, *_: (entries, {}), **_) -> Read:
+def read(name: str, root: Path, split: str = "test", choose: Callable = lambda entries, *_: (entries, {}),
+         **_) -> Read:
     """Return the cases of a row of datasets.json, and facts.
 
     `choose` takes the entries, the path and the subset, and returns the entries to read, and facts.
     """
-    row = selection_row(name)
+    row = row_of(name, split)
     path = find(row, name, root)
     folder, fields = image_folder(row, name, path), row.get("fields")
-    entries, facts = choose(FORMS[row.get("form", path.suffix)](path, row), path, row["subset"])
+    form = row.get("form", path.suffix)
+    if form not in FORMS:
+        raise ValueError(f"{name}: {path} needs a form in its row: give one of {', '.join(FORMS)}")
+    entries, facts = choose(FORMS[form](path, row), path, row["subset"])
     cases, make, empty = [], CASES[row.get("case", "by_columns")], 0
     for key, content in entries:
         if fields:
             if not isinstance(content, list) or len(content) != len(fields):
                 raise ValueError(f"{path}, row {key}: {content!r} is not [{', '.join(fields)}]")
             content = dict(zip(fields, content, strict=True))
-        found = make(Entry(key, content, path, folder, row))
+        entry = Entry(key, content, path, folder, row)
+        if (column := row.get("columns", {}).get("split")) and entry.value(column, str) != split:
+            continue
+        found = make(entry)
         cases += found
         empty += not found
     need_images(row, name, folder, cases)
@@ -234,11 +272,12 @@ def with_images(entries: Iterator[tuple[str, dict]], path: Path, subset: str) ->
     return iter(kept.items()), {"cases_left_out": left_out}
 
 
-def word_order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None) -> Read:
+def word_order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None,
+               **_) -> Read:
     """Read ARO's COCO-Order and Flickr30k-Order, five word orders of each caption of Karpathy's test split."""
     cases, facts = read(name, root)  # first, as tagging may take minutes
     if perturbations is None:
-        row = selection_row(name)
+        row = row_of(name)
         perturbations = find(row, name, root).with_name(f"{row['subset']}_perturbations.json")
     options, sha256 = frozen_options(perturbations, name, [case.captions[0] for case in cases], tagger)
     cases = [replace(case, captions=tuple(texts)) for case, texts in zip(cases, options, strict=True)]

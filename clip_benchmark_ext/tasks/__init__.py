@@ -41,7 +41,7 @@ TASKS = {
         ".retrieval:run", ("annotation_file", "recall_k"), (), (*SCORER, "clip", "shortlist"), retrieval_options),
     "linear_probe": Task(".linear_probe:run", (
         "train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr", "fewshot_epochs", "batch_size",
-        "seed", "normalize"), ("feature",)),
+        "seed", "normalize"), ("feature", "image_size")),
     "probe": Task(".probe:run", (
         "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed",
         "normalize"), ("feature", "image_size"), of_towers=True),

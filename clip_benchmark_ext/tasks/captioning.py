@@ -140,7 +140,8 @@ def coco_ids(batches: DataLoader, dataset: str) -> list[int]:
         if any("://" in shard for shard in shards):
             raise ValueError("--save_coco_results needs shards on this machine to read image_ids: download them first")
         return list(read_image_ids(map(Path, shards)).values())
-    if (ids := getattr(data, "ids", None)) is None:
+    ids = getattr(data, "ids", None) or [case.key for case in getattr(data, "cases", ())]
+    if not ids:
         raise ValueError(f"--save_coco_results: the images of {dataset} have no image_id, unlike those of "
                          f"mscoco_captions and some webdatasets")
     return list(check_image_ids((str(i), image_id({"image_id": i}, str(i))) for i in ids).values())
@@ -178,6 +179,18 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
     }
 
 
+def by_group(saved: Mapping, groups: list[str]) -> dict:
+    """Return the metrics of each group of images alone, such as NoCaps's domains, as GROUP/METRIC."""
+    metrics = {}
+    for group in sorted(set(groups)):
+        own = [i for i, of_image in zip(saved["captions"], groups, strict=True) if of_image == group]
+        captions, references = ({i: saved[name][i] for i in own} for name in ("captions", "references"))
+        scored = score_captions(captions, references)
+        metrics |= {f"{group}/{name}": value for name, value in (*scored.scores.items(), ("images", len(own)))}
+        metrics |= {f"{group}/{name}_missing": reason for name, reason in scored.missing.items()}
+    return metrics
+
+
 def run(job: Job, batches: DataLoader) -> dict:
     """Decode, save and score captions.
 
@@ -210,8 +223,9 @@ def run(job: Job, batches: DataLoader) -> dict:
     if rank_and_size()[0] > 0:
         return {}
     counts = {i: [len(job.tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
+    groups = [case.group for case in getattr(batches.dataset, "cases", ())]
     metrics = {
-        **measure(saved, flags.phrase, known, of_clip),
+        **measure(saved, flags.phrase, known, of_clip), **(by_group(saved, groups) if len(set(groups)) > 1 else {}),
         "mean_tokens": fmean(saved["tokens"].values()), "mean_steps": fmean(saved["steps"].values()),
         "reference_mean_tokens": fmean(count for of_image in counts.values() for count in of_image),
         "length_match": fmean(saved["tokens"][i] in of_image for i, of_image in counts.items()),

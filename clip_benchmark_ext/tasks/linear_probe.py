@@ -21,11 +21,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, random_split
 
 from open_clip_mdc.data.fingerprint import fingerprint
+from open_clip_mdc.data.markdown import markdown_table
 from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.progress import progress_bar
 
 from ..evaluation_job import Job
 from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn
+from ..metrics.classes import UNSURE, average_precisions, by_class, map_11_points, named
 
 
 def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
@@ -42,7 +44,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
         save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C].
 
     Returns lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, the settings,
-    and items with 1 for each test image that is classified correctly.
+    items with 1 for each test image that is classified correctly, and `of_classes`, a row for each class. With several
+    classes of an image it returns lp_map_11_points in place of the former.
     """
     if fewshot_k == 0 or epochs < 1:
         raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1 for fewshot_k, and "
@@ -70,7 +73,7 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     result |= {"normalized": normalize, "feature": feature}
     if save_probe is not None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
-        about = {name: value for name, value in result.items() if name != "items"}
+        about = {name: value for name, value in result.items() if name not in ("items", "of_classes")}
         save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(about)})
     return result
 
@@ -80,21 +83,25 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
                    names: Sequence[str] | None = None) -> tuple[torch.nn.Linear, dict]:
     """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
-    With a split "val" the weight decay is chosen on it, and the final training uses it too, unless few-shot. Returns
-    the classifier, and the same metrics as `evaluate`.
+    If an image may have several classes, targets are [N, C] of 1, 0 or UNSURE. With a split "val" the weight decay is
+    chosen on it, and the final training uses it too, unless few-shot. Returns the classifier, and the same metrics as
+    `evaluate`.
     """
     features, targets = data["train"]
+    several = targets.ndim == 2
+    if several and fewshot_k > 0:
+        raise ValueError("--fewshot_k needs one class per image, and these have several: leave it out")
     rows = choose_rows(targets, fewshot_k)
     train_data = Rows((features, rows)), targets[rows]
-    num_classes = 1 + max(int(data[split][1].max()) for split in data if split != "test")
+    num_classes = targets.shape[1] if several else \
+        1 + max(int(data[split][1].max()) for split in data if split != "test")
     settings = dict(lr=lr, epochs=epochs, batch_size=batch_size, amp=amp, device=device, seed=seed)
 
     weight_decay = 0
     if "val" in data:
         def validation_accuracy(weight_decay: float) -> float:
             probe = train(*train_data, num_classes, weight_decay, **settings)
-            logits = predict(probe, data["val"][0], batch_size, amp, device)
-            acc1 = top_k_accuracy(logits, data["val"][1], (1,))[0]
+            acc1 = quality(predict(probe, data["val"][0], batch_size, amp, device), data["val"][1])
             if verbose:
                 print(f"Valid accuracy with weight_decay {weight_decay}: {acc1}")
             return acc1
@@ -108,6 +115,12 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
     probe = train(*train_data, num_classes, weight_decay, **settings)
     features, targets = data["test"]
     logits = predict(probe, features, batch_size, amp, device)
+    about = {"weight_decay": weight_decay, "epochs": epochs, "seed": seed, "fewshot_k": fewshot_k}
+    if several:
+        of_classes = average_precisions(logits, targets, names)
+        if verbose:
+            print(class_table(of_classes))
+        return probe, {"lp_map_11_points": quality(logits, targets), **about, "of_classes": of_classes}
     predicted = logits.argmax(dim=1)
     classes = min(num_classes, int(targets.max()) + 1)
     acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes > 5 else \
@@ -119,7 +132,7 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
         "lp_acc1": acc1,
         "lp_acc5": acc5,
         "lp_mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted.numpy())),
-        "weight_decay": weight_decay, "epochs": epochs, "seed": seed, "fewshot_k": fewshot_k,
+        **about, "of_classes": by_class(targets, {"linear": predicted}, names),
     }
     if acc5 is None:
         result["lp_acc5_missing"] = f"there are only {classes} classes"
@@ -142,8 +155,8 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
 
         data[split] = cached_features(folder, key, extract, note)
         targets = data[split][1]
-        if targets.ndim != 1 or targets.is_floating_point():
-            raise ValueError(f"{split}: a linear probe needs one class id per image, not targets {list(targets.shape)}")
+        if targets.ndim > 2 or targets.ndim == 1 and targets.is_floating_point():
+            raise ValueError(f"{split}: a linear probe needs class ids of images, not targets {list(targets.shape)}")
     return data
 
 
@@ -182,10 +195,21 @@ def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_dec
         optimizer.zero_grad()
         with torch.autocast(device.type, enabled=amp):
             logits = probe(features[rows].to(device, torch.float32))
-            loss = F.cross_entropy(logits, targets[rows].to(device))
+            loss = loss_of(logits, targets[rows].to(device))
         loss.backward()
         optimizer.step()
     return probe
+
+
+def quality(logits: Tensor, targets: Tensor) -> float:
+    """Return the accuracy, or the mean average precision if an image may have several classes."""
+    return map_11_points(logits, targets) if targets.ndim == 2 else top_k_accuracy(logits, targets, (1,))[0]
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim == 1:
+        return F.cross_entropy(logits, targets)
+    return F.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), (targets != UNSURE).float())
 
 
 @torch.no_grad()
@@ -217,8 +241,14 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
 def class_report(targets: Tensor, predicted: Tensor, names: Sequence[str] | None) -> str:
     """Return scikit-learn's report of class ids [N], with the names of the classes if they are known."""
     found = sorted({*targets.tolist(), *predicted.tolist()})
-    shown = [names[i] if names and i < len(names) else str(i) for i in found]
+    shown = [named(i, names) for i in found]
     return classification_report(targets, predicted, labels=found, target_names=shown, digits=3, zero_division=0)
+
+
+def class_table(rows: Sequence[dict]) -> str:
+    """Return the rows of `by_class` or `average_precisions` as Markdown."""
+    return markdown_table(list(rows[0]), ([f"{x:.3f}" if isinstance(x, float) else x for x in row.values()]
+                                          for row in rows))
 
 
 def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list[float]:

@@ -17,10 +17,11 @@ from open_clip_mdc.models.towers import tower
 
 from ..evaluation_job import Job
 from ..features import Rows
+from ..metrics.classes import by_class
 from ..token_cache import Encode, TokenCache
 from . import heads
 from .knn import knn_votes
-from .linear_probe import predict, probe_features
+from .linear_probe import class_table, predict, probe_features
 from .splits import Splits, load_splits
 
 PIXELS = 32
@@ -103,7 +104,8 @@ def run(job: Job, batches: DataLoader) -> dict:
     labels = splits.learn.column("targets")
     for found in (labels, targets):
         if found.ndim != 1 or found.is_floating_point():
-            raise ValueError(f"a probe needs one class id per image, not targets {list(found.shape)}")
+            raise ValueError(f"a probe needs one class id per image, not targets {list(found.shape)}. If an image has "
+                             "several classes, give --task linear_probe")
     classes = 1 + int(max(labels.max(), targets.max()))
     layers = sum(name.startswith("layer.") for name in splits.test.part(0))
     rows = {"": f"layer.{layers}", **{f"layer_{n}/": f"layer.{n}" for n in range(1, layers)},
@@ -122,4 +124,8 @@ def run(job: Job, batches: DataLoader) -> dict:
         metrics |= {f"{row}{name}": value for name, value in about.items()}
         if job.args.verbose:
             print(f"{row or 'encoder/'} " + ", ".join(f"{probe} {about[f'{probe}_acc1']:.3f}" for probe in predicted))
+        if not row:
+            metrics["of_classes"] = by_class(targets, predicted, getattr(batches.dataset, "classes", None))
+    if job.args.verbose:
+        print(class_table(metrics["of_classes"]))
     return metrics | {"items": {"images": list(range(len(targets))), "values": values}}

@@ -21,6 +21,7 @@ from open_clip_mdc.text.special_tokens import tokenize_whole
 from ..distributed import merge, own_batches
 from ..evaluation_job import Job
 from ..foreign_datasets import check_names
+from ..metrics.classes import average_precisions, by_class, map_11_points
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from .linear_probe import class_report, top_k_accuracy
 from .selection import null_image
@@ -90,8 +91,9 @@ def read_classifier(path: str, classes: int) -> Tensor:
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "",
                            names: Sequence[str] | None = None) -> dict:
     if targets.ndim == 2:
-        return {f"mean_average_precision{suffix}":
-                upstream.average_precision_per_class(logits, targets).mean().item()}
+        every = upstream.average_precision_per_class(logits, targets.clamp(min=0))
+        return {f"mean_average_precision{suffix}": every.mean().item(),
+                f"map_11_points{suffix}": map_11_points(logits, targets)}
     predicted, classes = logits.argmax(1), logits.shape[1]
     if verbose:
         print(suffix.strip("_"), class_report(targets, predicted, names), sep="\n")
@@ -102,14 +104,21 @@ def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = Fals
             f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets, predicted))}
 
 
+def of_classes(logits: dict[str, Tensor], targets: Tensor, names: Sequence[str]) -> list[dict]:
+    if targets.ndim == 1:
+        return by_class(targets, {way: x.argmax(1) for way, x in logits.items()}, names)
+    return [{**row, "by": way} for way, x in logits.items() for row in average_precisions(x, targets, names)]
+
+
 def classify(job: Job, batches: DataLoader) -> dict:
     args, dataset = job.args, batches.dataset
     check_names(dataset)
     if not getattr(dataset, "classes", None) or not getattr(dataset, "templates", None):
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
     if job.by_cosine:
-        metrics = classification_metrics(*cosine_logits(job, batches), args.verbose, names=dataset.classes)
-        return {**metrics, "scorer": "cosine"}
+        logits, targets = cosine_logits(job, batches)
+        metrics = classification_metrics(logits, targets, args.verbose, names=dataset.classes)
+        return {**metrics, "scorer": "cosine", "of_classes": of_classes({"cosine": logits}, targets, dataset.classes)}
     options = dict(job.options)
     alpha = options.pop("alpha")
     with torch.autocast(torch.device(args.device).type, enabled=args.amp):
@@ -118,4 +127,5 @@ def classify(job: Job, batches: DataLoader) -> dict:
     metrics = {}
     for row, logits in rows.items():
         metrics |= classification_metrics(logits, targets, args.verbose, suffix_of(row), dataset.classes)
-    return {**metrics, "scorer": options["method"], "alpha": alpha, "blind": "mean image"}
+    return {**metrics, "scorer": options["method"], "alpha": alpha, "blind": "mean image",
+            "of_classes": of_classes(rows, targets, dataset.classes)}

@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import timm
 from clip_benchmark.datasets import builder
 from conftest import make_image
+from safetensors.torch import save_file
 
 from clip_benchmark_ext import cli, foreign_datasets
 from clip_benchmark_ext import run as benchmark_run
@@ -150,3 +152,45 @@ def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name,
     assert ("val has no image of dog" in caplog.text) is empty
     if empty:  # the labels 0, 1 and 2 are these
         assert result["classnames"] == ["big cat", "dog", "owl"] and "  big cat  " in capsys.readouterr().out
+
+
+def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, tmp_path, caplog):
+    shutil.rmtree(photos / "val")
+    for name in CLASSES:
+        for i in range(4, 10):
+            make_image(50 + 10 * CLASSES.index(name) + i).save(photos / "train" / name / f"{i}.jpg", "JPEG")
+    flags = ("--dataset", "folder", "--dataset_root", photos)
+    results = [evaluate(runs, *flags, *PROBE, "--seed", seed) for seed in (0, 0, 1)]
+    assert [message for message in caplog.messages if "is split" in message] == [
+        f"{photos / 'train'} is split, as there is no folder test: 24 images train and 6 test, drawn with --seed {seed}"
+        for seed in (0, 1)]
+    rows = results[0]["of_classes"]
+    assert [(row["class"], row["images"]) for row in rows] == [("big cat", 2), ("dog", 2), ("owl", 2)]
+    assert results[0] == results[1] and results[0]["settings"]["data_sha256"] != results[2]["settings"]["data_sha256"]
+    args = {"annotation_file": None, "language": "en", "custom_template_file": None, "custom_classname_file": None}
+    parts = [foreign_datasets.build("folder", str(photos), None, split, seed=0, **args) for split in ("train", "test")]
+    assert sorted(sample for part in parts for sample in part.samples) == foreign_datasets.build(
+        "folder", str(photos), None, "train", **args).samples  # each image once. Without a seed nothing is split
+    assert "no folder val in" in evaluate(runs, *flags, *PROBE, "--val_split", "val")
+    assert len(evaluate(runs, *flags, "--split", "train")["of_classes"]) == 3
+    for path in (photos / "train" / "owl").glob("[1-9].jpg"):
+        path.unlink()
+    assert "is too small to be both train and test" in evaluate(runs, *flags, *PROBE)
+
+
+def test_encoders_of_timm_and_own_ones_meet_in_both_probes(photos, runs, tmp_path, capsys):
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=7).state_dict(), weights)
+    flags = ["eval", "--model", "timm-test_vit", "--pretrained", weights, "--dataset", "folder", "--dataset_root",
+             photos, "--num_workers", 0, "--no_amp", "--image_size", 32, *PROBE]
+    linear = {}
+    for task, name in (("linear_probe", "lp_acc1"), ("probe", "linear_acc1")):
+        cli.main([*map(str, flags), "--task", task, "--output", f"{task}.json"])
+        result = json.loads(Path(f"{task}.json").read_text())
+        linear[task] = result["metrics"]
+        assert [row["class"] for row in result["of_classes"]] == ["big cat", "dog", "owl"]
+        assert "big cat" in capsys.readouterr().out
+        assert linear[task]["feature"] == "cls" and 0 <= linear[task][name] <= 1
+    assert {"knn10", "linear", "attentive"} <= result["of_classes"][0].keys()
+    complaint = evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE, "--image_size", "32")
+    assert "--image_size is only for probes of --model timm-NAME" in complaint

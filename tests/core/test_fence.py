@@ -21,13 +21,13 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_360, 28.3),
-    "src": (("src",), 16_500, 90.4),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_140, 31.4),
+    "src": (("src",), 16_510, 90.4),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_450, 33.5),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
-    "tests": (("tests",), 25_500, 191.9),
+    "tests": (("tests",), 25_810, 194.6),
 }
 LONGEST_FUNCTION = 60  # lines
-MOST_FLAGS = 205
+MOST_FLAGS = 206
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
 ENTERED = {"load": 40, "caption": 20, "score": 18, "probe": 47, "train": 53}

@@ -68,7 +68,6 @@ IMPORTED = {
     "clip_benchmark.datasets.builder:get_dataset_default_task": "their tasks, for --task auto",
     "clip_benchmark.datasets.builder:__file__": "its class names and prompts lie beside it",
     "clip_benchmark.datasets.builder:value_from_first_key_found": "prompts of class folders",
-    "clip_benchmark.datasets.builder:image_captions_collate_fn": "batches of several captions per image",
     "clip_benchmark.metrics.zeroshot_classification:average_precision_per_class": "images of several classes",
     "clip_benchmark.metrics.zeroshot_classification:run_classification": "a CLIP model's logits are upstream's",
     "clip_benchmark.metrics.zeroshot_classification:zero_shot_classifier": "the same",

@@ -41,7 +41,8 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     for name in ("model_configs/scenes_bpe.txt.gz", "cli/model_card.md.jinja", "py.typed"):
         assert (site / "open_clip_mdc" / name).exists()
-    assert (site / "clip_benchmark_ext" / "aro_symmetric_relations.json").exists()
+    for name in ("aro_symmetric_relations.json", "datasets.json", "dataset_fields.json"):
+        assert (site / "clip_benchmark_ext" / name).exists()
     scripts = {p.name for p in (tmp_path / "venv" / "bin").iterdir()}
     assert {"open_clip_train", "open_clip_mdc", "clip_benchmark"} <= scripts
 

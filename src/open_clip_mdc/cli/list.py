@@ -9,7 +9,7 @@ Tasks and data sets are for its --task and --dataset.
 import argparse
 
 import clip_benchmark_ext.tasks
-from clip_benchmark_ext.selection_datasets import ROWS
+from clip_benchmark_ext.datasets.known import KINDS
 
 from ..integration import configs, plugins
 from ..objectives import OBJECTIVES
@@ -37,11 +37,10 @@ def tasks() -> list[tuple[str, str]]:
 
 
 def datasets() -> list[tuple[str, str]]:
-    families: dict[str, list[str]] = {}
-    for name in ROWS:
-        family, _, subset = name.partition("/")
-        families.setdefault(family, []).append(subset)
-    rows = [(name, f"selection: {', '.join(filter(None, subsets)) or 'one set'}") for name, subsets in families.items()]
+    rows = []
+    for kind in ("selection", "captions", "classes", "masked"):
+        rows += [(name, f"{kind}: {', '.join(row.get('subsets', ())) or 'one set'}")
+                 for name, row in KINDS[kind].items()]
     return [*rows, ("folder", "your images in class folders: DIR/train/CLASS/*.jpg, DIR/test/CLASS/*.jpg"),
             ("wds/NAME", "webdataset shards with classes or captions"),
             ("NAME", "any data set of clip_benchmark, such as cifar10 or imagenet1k")]

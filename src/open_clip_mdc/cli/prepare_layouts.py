@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..data.captions import find_apart, text_of, without_image
+from ..data.captions import coco_rows, find_apart, text_of, without_image
 from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
 from ..data.files import files_below, parse_json
 from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden, is_shard
@@ -146,16 +146,6 @@ def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -
     if not found:
         raise ValueError(f"{source} has no rows")
     return list(found.values())
-
-
-def coco_rows(content: dict, key: str) -> list[dict]:
-    captions: dict[str, list] = {}
-    for row in content["annotations"]:
-        captions.setdefault(str(row["image_id"]), []).append(row["caption"])
-    rows = [{FILE_NAME: image["file_name"], key: captions.get(str(image["id"]))} for image in content["images"]]
-    if rows and captions and not any(row[key] for row in rows):
-        raise ValueError(f"its annotations are of other images: their image_id {next(iter(captions))} is no id of them")
-    return rows
 
 
 def parse(text: str | bytes, place: object) -> object:

@@ -1,4 +1,4 @@
-"""Captions in shards: what a KEY.txt says, what is none, and which samples have an image and a caption.
+"""Captions in shards and in COCO's files: what a KEY.txt says, what is none, and which samples have a caption.
 
 One rule for training and every command: a KEY.txt is UTF-8 (or UTF-16 with a byte order mark), may hold several
 captions, and a blank one is none. A sample without an image or a caption is left out and counted.
@@ -103,3 +103,18 @@ def warnings_of(shards: list[str]) -> Iterator[str]:
     if sum("\n" in text and CAPTION_SEPARATOR not in text for text in texts) > len(texts) / 2:
         yield (f"most texts of {shards[0]} have several lines, and each KEY.txt is taken as one caption. If every line "
                f"is a caption, make shards of them by open_clip_mdc prepare shards")
+
+
+def coco_rows(content: dict, key: str) -> list[dict]:
+    """Return the images of a file in COCO's format, each with a list of its captions as `key`, or None.
+
+    Raises ValueError, KeyError or TypeError for another format.
+    """
+    captions: dict[str, list] = {}
+    for row in content["annotations"]:
+        captions.setdefault(str(row["image_id"]), []).append(row["caption"])
+    rows = [{**image, "file_name": image["file_name"], key: captions.get(str(image["id"]))}
+            for image in content["images"]]
+    if rows and captions and not any(row[key] for row in rows):
+        raise ValueError(f"its annotations are of other images: their image_id {next(iter(captions))} is no id of them")
+    return rows
