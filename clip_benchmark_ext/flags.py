@@ -76,9 +76,10 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
     if cfg is None:
         return {}
     scorers = (*objective_of(cfg).scorers, *["cosine"] * (cfg.contrastive_weight > 0))  # the default first
-    method = flags.scorer or scorers[0]
+    method = flags.scorer or next(iter(scorers), None)
     if method not in scorers:
-        raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}")
+        raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}" if scorers else
+                         "this model can only fill in words of captions: it has no --scorer")
     options = {"method": method, "alpha": flags.alpha}
     if method == "monte_carlo":
         return options | dict(num_samples=flags.num_samples,

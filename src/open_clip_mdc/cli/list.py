@@ -25,7 +25,8 @@ def models() -> list[tuple[str, str]]:
 def objectives() -> list[tuple[str, str]]:
     plugins.load_installed()
     order = {"any": "decodes in any order", "causal": "decodes from left to right", "blocks": "decodes block by block"}
-    return [(name, f"{order[row.order]} (--scorer {' or '.join(row.scorers)})") for name, row in OBJECTIVES.items()]
+    return [(name, f"{order[row.order]} (--scorer {' or '.join(row.scorers) or 'has none'})")
+            for name, row in OBJECTIVES.items()]
 
 
 def tasks() -> list[tuple[str, str]]:

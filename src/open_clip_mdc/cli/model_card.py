@@ -69,7 +69,8 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         TEMPLATE).render(
         title=(args.push or args.out).rstrip("/").rpartition("/")[2],
         model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
-        causal=model.causal, folder=args.push or Path(args.out).name, scheme="hf-hub" if args.push else "local-dir",
+        causal=model.causal, whole=bool(model.objective.scorers), folder=args.push or Path(args.out).name,
+        scheme="hf-hub" if args.push else "local-dir",
         local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
         layout=map_layout(model.visual), normalised=getattr(model.visual, "has_last_norm", True),
         width=model.tower.width, patches=patches, context=model.context_length,

@@ -61,6 +61,8 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     in_blocks = model.objective.order == "blocks"
+    if text is None and not model.objective.scorers:
+        raise OptionError("this model can only fill in words: give {text}, a caption with [MASK]")
     if text is None and not in_blocks:
         options = replace(options, length=default_length(model)) if options.length is None else options
         options.check_length(longest, model.length_head is not None)

@@ -44,6 +44,8 @@ class Scoring:
 
     def fit(self, objective: Objective) -> "Scoring":
         """Return the settings with a method. Raises ValueError if it does not fit the objective."""
+        if not objective.scorers:
+            raise ValueError("this model can only fill in words of a caption, and has no likelihood of a whole one")
         if self.method is None:
             return replace(self, method=objective.scorers[0])
         if self.method not in objective.scorers:

@@ -42,6 +42,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         vision_cfg = CLIPVisionCfg(**vision_cfg) if isinstance(vision_cfg, dict) else vision_cfg
         text_cfg = CLIPTextCfg(**text_cfg) if isinstance(text_cfg, dict) else text_cfg
         self.caption_cfg = CaptionCfg(**caption_cfg) if isinstance(caption_cfg, dict) else caption_cfg
+        self.caption_cfg.bpe_path = (text_cfg.tokenizer_kwargs or {}).get("bpe_path")
         self.objective = OBJECTIVES[self.caption_cfg.objective]
         self.visual = towers.build(vision_cfg, quick_gelu, cast_dtype, vq_cfg, vars(self.caption_cfg))
         self.image_width = image_width = self.tower.width

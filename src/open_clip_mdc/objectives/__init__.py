@@ -9,12 +9,13 @@
     block-diffusion        masked diffusion within blocks of tokens, which are read in order (blocks.py).
     mix    ARC's rows and MDC's in one decoder (mix.py).
     bicap, prefix          VirTex's two directions and SimVLM's prefix (orders.py)
+    concept       masked diffusion of the words that name what is seen, after ICMLM (concept.py).
     visual MDC that weighs a word by what the image tells of it (visual.py)
     mcd    MC-Diffusion's mask-and-replace diffusion in 100 steps (replace_process.py), a row per schedule.
 
 The continuous-time bound and its weight are those of MDLM (Sahoo et al. 2024) and MD4 (Shi et al. 2024).
 """
-from . import autoregressive, blocks, masked, mix, orders, replace, visual  # noqa: F401  each registers its objectives
+from . import autoregressive, blocks, concept, masked, mix, orders, replace, visual  # noqa: F401  each registers its objectives
 from .config import CaptionCfg
 from .registry import OBJECTIVES, Objective, register_objective
 

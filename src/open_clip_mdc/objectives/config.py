@@ -22,9 +22,9 @@ class CaptionCfg:
     condition_zeros: bool = False  # replace masked features by zeros, not by a learnt vector
     # Tokens in a block of block diffusion. Of several sizes each caption draws one in training, and the first decodes.
     block_sizes: tuple[int, ...] = ()
-    # Share of the captions that are read from left to right (mix only). Fingerprints, of which `repr` is a part, are
-    # those of older versions without it.
-    autoregressive_share: float = field(default=0.0, repr=False)
+    # Fingerprints hold `repr`. What is left out of it changes no fingerprint of older versions.
+    autoregressive_share: float = field(default=0.0, repr=False)  # of the captions, read from left to right (mix only)
+    bpe_path: str | None = field(default=None, repr=False)  # the tokenizer's file, which the captioner fills in
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):

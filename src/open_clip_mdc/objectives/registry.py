@@ -25,7 +25,8 @@ class Objective(NamedTuple):
     corrupt_full_interval: Callable | None
     token_loss: Callable  # (logits [M, V], Predicted, and aux_weight if there is a schedule) -> float32 [M]
     order: str  # "any" | "causal" | "blocks": the order that the decoder can predict tokens in
-    scorers: tuple[str, ...]  # methods of `log_likelihood` that fit. The first is the default
+    # Methods of `log_likelihood` that fit. The first is the default. None at all: the model can only fill in words.
+    scorers: tuple[str, ...]
     schedule: Callable | None = None  # (V, device) -> Schedule of replace_process.py. None for continuous t
     # (model, patch tokens [B, P, D], Captions) -> the loss of each predicted token, float32 [M], and the captions that
     # it is of. In training only. None is one pass, `Captioner.token_nll`.
