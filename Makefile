@@ -13,7 +13,7 @@ TESTS4 ?= $(addprefix tests/core/test_,integration.py train.py train_finite.py t
     checkpoints.py encoder.py configs.py pretrained.py model.py image_rates.py image_source.py feature_cache.py \
     feature_cache_unlock.py versions.py contrastive.py lit.py) tests/tools/test_export.py \
     tests/tools/test_model_card.py tests/tools/test_refusals.py \
-    tests/benchmark/test_features.py tests/benchmark/test_coca.py
+    tests/benchmark/test_features.py tests/benchmark/test_foreign.py
 SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
     'weights_of_both or resuming or gloo or attributes or listed or replaced'
 

@@ -71,11 +71,19 @@ def objective_of(cfg: "CaptionCfg") -> "Objective":
     return OBJECTIVES[cfg.objective]
 
 
-def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    """Return the arguments of `log_likelihood`, and alpha."""
+def scorers_of(args: argparse.Namespace, cfg: "CaptionCfg | None") -> tuple[str, ...]:
+    """Return what --scorer can be, the default first. It is empty for a model that is no captioner."""
     if cfg is None:
+        from .foreign import scorers
+        return scorers(args.model)
+    return (*objective_of(cfg).scorers, *["cosine"] * (cfg.contrastive_weight > 0))
+
+
+def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
+    """Return the arguments of `log_likelihood`, and alpha. They are empty for a model of others that goes by cosine."""
+    scorers = scorers_of(args, cfg)
+    if cfg is None and (not scorers or (flags.scorer or scorers[0]) == "cosine"):
         return {}
-    scorers = (*objective_of(cfg).scorers, *["cosine"] * (cfg.contrastive_weight > 0))  # the default first
     method = flags.scorer or next(iter(scorers), None)
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}" if scorers else
@@ -90,11 +98,11 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
 
 
 def cloze_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    return {} if cfg is None else {"alpha": flags.alpha}
+    return {"alpha": flags.alpha} if cfg is not None or scorers_of(args, cfg) else {}
 
 
 def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    if cfg is None:
+    if cfg is None and not scoring_options(args, flags, cfg):
         return {}
     if flags.shortlist and flags.scorer == "cosine":
         raise ValueError("--shortlist is for likelihoods: leave it out with --scorer cosine")
@@ -104,7 +112,7 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
         raise ValueError(f"--shortlist {flags.shortlist} should be at least --recall_k {max(args.recall_k)}")
     options = scoring_options(args, flags, cfg)
     by = "parallel" if flags.shortlist and not flags.clip else None
-    if by and (by not in objective_of(cfg).scorers or options["method"] == by):
+    if by and (by not in scorers_of(args, cfg) or options["method"] == by):
         raise ValueError("--shortlist K without --clip MODEL:FILE needs a model with --scorer parallel, and a better "
                          "--scorer for the second stage")
     given = {"clip": flags.clip, "shortlist": flags.shortlist}

@@ -13,6 +13,8 @@ from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
+from .foreign import HF, load_hf
+
 DEFAULT_PRETRAINED = "laion400m_e32"  # clip_benchmark's
 
 
@@ -25,6 +27,8 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
     """Return the architecture and the checkpoint (a file, or an id such as hf-hub:) of --model and --pretrained."""
     if is_encoder(model):
         return model, pretrained
+    if model.startswith(HF):
+        return model, model.removeprefix(HF)
     alias = model.lower() if model.lower() in OBJECTIVES else None
     if not alias and not is_captioner(model):
         is_run = (Path(pretrained) / "checkpoints").is_dir()
@@ -42,6 +46,8 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
 def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
     if args.skip_load:
         raise ValueError("--skip_load cannot find features, which are cached by the model's content: leave it out")
+    if args.model.startswith(HF):
+        return load_hf(args.model, args.device)
     if is_captioner(args.model):
         return checkpoints.load(args.pretrained, None if ":" in args.model else args.model, device=args.device,
                                 captioner=True)

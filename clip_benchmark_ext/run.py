@@ -18,7 +18,7 @@ from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.config import CaptionCfg
 
-from . import foreign_datasets, results
+from . import foreign, foreign_datasets, results
 from .distributed import everywhere, rank_and_size
 from .evaluation_job import Job
 from .flags import Flags
@@ -73,6 +73,8 @@ def load(job: Job, of_towers: bool) -> Job:
     if job.flags.image_size:
         raise ValueError(f"--image_size is only for probes of --model timm-NAME, not for {args.task} of {args.model}")
     model, transform, tokenizer = load_model(args)
+    if args.task in ("captioning", "cloze") or not job.by_cosine:
+        model, tokenizer = foreign.as_captioner(model, tokenizer, args.model)
     return job._replace(model=model, transform=transform, tokenizer=tokenizer)
 
 
@@ -86,13 +88,15 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         from .datasets import corruptions
         corruptions.parse(flags.corruption)
     args.task = choose_task(args)
-    task, captioner = TASKS[args.task], is_captioner(args.model)
+    foreign.check_task(args.model, args.task)
+    task, captioner = TASKS[args.task], not args.model.startswith(foreign.HF) and is_captioner(args.model)
     cfg = CaptionCfg(**open_clip.get_model_config(args.model)["caption_cfg"]) if captioner else None
     options = task.options(args, flags, cfg)
     if captioner:
         checkpoints.check_length("--caption_length", options.get("length"), args.pretrained, args.model)
     for_any = (*task.flags, "corruption")
-    output = results.output_file(args, flags, for_any + task.captioner_flags if captioner else for_any, captioner)
+    scored = captioner or "alpha" in options  # by likelihood, or as a captioner of ours can be
+    output = results.output_file(args, flags, for_any + task.captioner_flags if scored else for_any, captioner)
     asked = {**{name: getattr(flags, name) for name in for_any}, **options, "datasets": flags.datasets}
     splits = [args.split, *(getattr(args, name) for name in ("train_split", "val_split") if name in task.arguments)]
     job = Job(args, flags, options, output)
@@ -107,7 +111,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         return 0
 
     try_outputs(args, output, cached=args.task == "linear_probe" or task.of_towers or
-                captioner and args.task == "zeroshot_retrieval")
+                scored and args.task == "zeroshot_retrieval")
     if args.verbose:
         print(f"{args.task} of {args.model} {args.pretrained} on {args.dataset}, language {args.language}")
     torch.manual_seed(args.seed)

@@ -19,7 +19,6 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from open_clip.coca_model import CoCa
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -27,13 +26,14 @@ from open_clip_mdc.data.files import try_output, write_json
 from open_clip_mdc.data.fingerprint import fingerprint, shards_of
 from open_clip_mdc.data.image_ids import check_image_ids, coco_results, image_id, read_image_ids
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
+from open_clip_mdc.decoding.generate import generate as decode_images
 from open_clip_mdc.decoding.options import Sampling, guides, in_files, needs_null_image
 from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration.decoding_flags import OF_CLIP
+from open_clip_mdc.models.foreign.base import ForeignCaptioner
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
-from ..coca import CoCaCaptioner
 from ..datasets.caption_data import read_batch, unique_ids
 from ..distributed import merge, own_batches, rank_and_size
 from ..evaluation_job import Job
@@ -59,8 +59,9 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
         generator = torch.Generator(images.device).manual_seed(state)
         options["sampling"] = Sampling(**sampling, generator=generator)
     given = {"blind": blind, "guide": guide, "guidance_kl": guidance_kl}
-    return model.generate(images, return_trace=True, **options,
-                          **{name: value for name, value in given.items() if value is not None})
+    caption = partial(decode_images, model) if isinstance(model, ForeignCaptioner) else model.generate
+    return caption(images, return_trace=True, **options,
+                   **{name: value for name, value in given.items() if value is not None})
 
 
 def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | None) -> dict[str, dict]:
@@ -199,10 +200,6 @@ def run(job: Job, batches: DataLoader) -> dict:
     several processes returns them.
     """
     args, flags, options = job.args, job.flags, job.options
-    if isinstance(job.model, CoCa):
-        job = job._replace(model=CoCaCaptioner(job.model))
-    if not hasattr(job.model, "generate"):
-        raise ValueError(f"{args.model} cannot write captions: give another --task")
     clipscore = flags.clipscore_model, flags.clipscore_pretrained
     clip, scoring = load_clips(options, clipscore, args.device)  # fail before the long work
     known = diversity.read_train_captions(flags.train_captions) if flags.train_captions else None

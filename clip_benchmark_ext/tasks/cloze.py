@@ -143,8 +143,6 @@ def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[A
 
 
 def run(job: Job, batches: DataLoader) -> dict:
-    if not isinstance(job.model, Captioner):
-        raise ValueError(f"{job.args.model} fills in no words: --task cloze is of captioners, such as MDC- and ARC-")
     file = job.flags.cloze_words
     blank = job.load(job.args.split, no_pixels) if file is None else ()
     captions = [caption for i, batch in enumerate(blank) for own in read_batch(i, batch, blank)[2] for caption in own]

@@ -101,7 +101,7 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     """Return the metrics of a selection data set, for captioners plain, blind and debiased by `alpha`."""
     dataset: SelectionDataset = dataloader.dataset
     facts = dict(dataset.facts)
-    by_likelihood = isinstance(model, Captioner) and options["method"] != "cosine"
+    by_likelihood = (options or {}).get("method", "cosine") != "cosine"
     with torch.autocast(torch.device(device).type, enabled=amp):
         if by_likelihood:
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)

@@ -11,7 +11,7 @@ import torch
 from captioned import REFERENCES, captioned, evaluate, flags
 from conftest import make_image
 from models import save_clip
-from test_coca import tiny_coca
+from test_foreign import tiny_coca
 
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.metrics import diversity

@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_420, 28.5),
-    "src": (("src",), 16_570, 90.6),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_460, 33.5),
+    "the heart": (HEART, 5_690, 29.7),
+    "src": (("src",), 16_850, 91.8),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_500, 33.9),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
-    "tests": (("tests",), 25_860, 195),
+    "tests": (("tests",), 26_100, 197),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206

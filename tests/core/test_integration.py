@@ -21,7 +21,7 @@ from open_clip_mdc.integration.prefetch import pair
 # What is imported and is no public interface: "module:name", what it is needed for. A new upstream version is tried
 # against this list and the tables of patches.py.
 IMPORTED = {
-    "open_clip.coca_model:CoCa": "tells a CoCa, which our beam search decodes",
+    "open_clip.coca_model:CoCa": "names the model whose captions we score and decode",
     "open_clip.factory:SimpleTokenizer": "a captioner's tokenizer, after the replacement of patches.py",
     "open_clip.factory:_MODEL_CONFIGS": "register adds the model configs",
     "open_clip.model:CLIPTextCfg": "the text_cfg of a captioner",
@@ -53,6 +53,7 @@ IMPORTED = {
     "open_clip_train.params:parse_args": "the flags of training as they are without ours",
     "open_clip_train.precision:get_autocast": "validation and scoring run under the training's --precision",
     "timm.data:create_transform": "an export is compared by what timm will see of a picture",
+    "timm.data.naflex_transforms:patchify_image": "cuts images as GenLIP of OpenCLIP 4.x reads them",
     "timm.optim:create_optimizer_v2": "--opt timm/NAME is tried by a step before the model is built",
     "timm.models:save_for_hf": "the exported folder is as timm writes it",
     "webdataset.filters:_shuffle": "finds the sample shuffle, which upstream leaves unseeded",

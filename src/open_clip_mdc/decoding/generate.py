@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..models.captioner import Captioner
+from ..models.foreign.base import ForeignCaptioner
 from ..models.interface import ImageKV, Network, StepLogits
 from ..objectives.times import mask_condition
 from ..text.special_tokens import caption_lengths, eot_id
@@ -114,18 +115,19 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
     return step_logits
 
 
-def search_images(model: Captioner, image: Tensor, options: Search) -> Decoded:
+def search_images(model: Captioner | ForeignCaptioner, image: Tensor, options: Search) -> Decoded:
     """Caption images [B, 3, height, width] from left to right, R = samples * B."""
     max_length = options.max_length(model.context_length - 2)
-    image_kv = model.text.project_image(model.encode_image_tokens(image))
-    args = (cached_step_logits(model, image_kv), options.samples * len(image), model.vocab_size, max_length)
+    step_logits = model.step_logits(image) if isinstance(model, ForeignCaptioner) else cached_step_logits(
+        model, model.text.project_image(model.encode_image_tokens(image)))
+    args = (step_logits, options.samples * len(image), model.vocab_size, max_length)
     if options.sampling.temperature:
         return sample(*args, options.sampling, image.device, options.min_length)
     return beam_search(*args, options.num_beams, image.device, options.min_length)
 
 
 @torch.no_grad()
-def generate(model: Captioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
+def generate(model: Captioner | ForeignCaptioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
              rerank: bool = False, **options) -> Tensor | Decoded:
     """Return captions as ids from SOT to EOT, then padding, long [R, L], as `CoCa.generate` does. No id is a mask.
 

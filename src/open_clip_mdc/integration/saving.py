@@ -24,6 +24,8 @@ def load_checkpoint(original, model, checkpoint_path, *args, **kwargs):
     if archive != (path.suffix in (".npz", ".npy")):  # `original` tells the format by the suffix
         raise ValueError(f"{path} is {'a' if archive else 'no'} NumPy archive: rename it to end in "
                          f"{'.npz' if archive else '.pt or .safetensors'}")
+    if not hasattr(model, "logit_bias"):  # `original` reads it, and GenLIP has none
+        model.logit_bias = None
     try:
         keys = original(model, path, *args, **kwargs)
     except weights.Misfit:

@@ -15,13 +15,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.captioner import Captioner
-from ..models.interface import ImageKV, Network, TokenLogits
+from ..models.foreign.base import ForeignCaptioner
 from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
 from .blocks import heuristic_in_blocks
 from .draws import draw_masks
@@ -32,10 +31,11 @@ from .replace_bound import bound
 from .scoring import Call, Likelihood, Scorer, Scoring, Sizes
 
 MIB = 2 ** 20
+AnyCaptioner = Captioner | ForeignCaptioner
 CPU_TOKENS = 4096  # most tokens of a call unless memory_mib is given. Larger calls do not fit the CPU's caches
 
 
-def mean_image(model: Captioner, images: Iterable[Tensor]) -> Tensor:
+def mean_image(model: AnyCaptioner, images: Iterable[Tensor]) -> Tensor:
     """Return the null image: patch tokens averaged over batches of images, position by position, [P, D].
 
     Used as the image, it turns p(caption | image) into an estimate of p(caption). (A grey image would be unlike any in
@@ -90,7 +90,7 @@ SCORERS = {
 
 
 @torch.inference_mode()
-def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method: str | None = None,
+def log_likelihood(model: AnyCaptioner, image: Tensor | None, text: Tensor, method: str | None = None,
                    blind: Tensor | None = None, memory_mib: int | None = None, return_details: bool = False,
                    **options) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
@@ -98,7 +98,7 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     A score does not depend on the rest of the batch. Equal candidates of an image are scored once.
 
     Args:
-        model: a Captioner. Its mode is not changed, so call `model.eval()` before.
+        model: a Captioner, or one of models/foreign. Its mode is not changed, so call `model.eval()` before.
         image: [B, 3, height, width]. With `blind` it is ignored and may be None.
         text: long [B, L] or [B, C, L] from the tokenizer: SOT, tokens, EOT, anything. Best on the CPU.
         method: a key of SCORERS that fits the model. None is the first that fits.
@@ -123,7 +123,7 @@ def log_likelihood(model: Captioner, image: Tensor | None, text: Tensor, method:
     # Keys and values are computed once for the images of a group, [B, P, D] each.
     groups = []
     for rows, embs in zip(captions.split(sizes.images), image_embs.split(sizes.images), strict=True):
-        network = _network(model, model.text.project_image(embs))
+        network = model.network(embs)
         parts = []
         for part in rows.split(sizes.captions, 1):
             call = Call(model, network, part.flatten(0, 1), len(rows), sizes.tokens, embs.device)
@@ -170,15 +170,14 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs almost nothing
 
 
-def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,
+def _call_sizes(model: AnyCaptioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,
                 options: Scoring) -> Sizes:
-    vocab_size, width = model.text.output.weight.shape
-    element = model.text.output.weight.element_size()
+    vocab_size, width, layers, element, copies_image = model.footprint
     streams = 2 if model.objective.order == "blocks" else 1
     # A token is counted as float32 logits and about 16 vectors of the decoder's width (the MLP's hidden layer takes 4).
     token_bytes = streams * (vocab_size * 4 * (1 + scorer.logits) + 16 * width * element)
     # An image is counted as keys and values of all layers. A scorer that makes its own calls copies those of a call.
-    image_bytes = (2 if scorer.texts is None else 4) * len(model.text.blocks) * image_embs.shape[1] * width * element
+    image_bytes = (2 if scorer.texts is None else 4) * layers * image_embs.shape[1] * width * element
     if memory_mib is not None:
         budget = memory_mib * MIB
     elif image_embs.device.type == "cuda":
@@ -186,6 +185,8 @@ def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_m
     else:
         budget = min(512 * MIB, image_bytes + CPU_TOKENS * token_bytes)
     candidates, length = captions.shape[1:]
+    if copies_image:  # counted as further tokens without logits
+        length += math.ceil(image_embs.shape[1] * 16 * width * element / token_bytes)
     max_tokens = (budget - image_bytes) // token_bytes
     if max_tokens < length:
         needed = math.ceil((image_bytes + length * token_bytes) / MIB)
@@ -197,16 +198,6 @@ def _call_sizes(model: Captioner, image_embs: Tensor, captions: Tensor, memory_m
     if scorer.texts is None:
         return Sizes(images, min(candidates, max_tokens // length), max_tokens)
     return Sizes(images, candidates, (budget - images * image_bytes) // token_bytes)
-
-
-def _network(model: Captioner, image_kv: ImageKV) -> Network:
-    def network(lengths: Sequence[int], images: np.ndarray | None = None, **reading) -> TokenLogits:
-        if images is None:
-            return model.token_logits(image_kv, lengths, **reading)
-        index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
-        return model.token_logits([(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv], lengths)
-
-    return network
 
 
 def _of_each(found: Likelihood, function: Callable[[Tensor], Tensor]) -> Likelihood:

@@ -6,6 +6,7 @@ W decoder width.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +14,7 @@ from ..objectives.blocks import two_streams
 from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, pack_tokens, pad_to_bucket
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder, TextKV
-from .interface import ImageKV, TokenLogits
+from .interface import Footprint, ImageKV, Network, TokenLogits
 
 if TYPE_CHECKING:
     from .step_graphs import StepGraphs
@@ -143,6 +144,26 @@ class CaptionReader(nn.Module):
         infer_time = None if self.text.time_embedding is None else self.infer_time
         return CaptionLogits(self.text, image_kv, lengths, self.causal if causal is None else causal, infer_time,
                              graphs)
+
+    def network(self, image_embs: Tensor) -> Network:
+        """Return the function from texts to logits of images with these patch tokens, [B, P, D]."""
+        # Keys and values are computed once.
+        image_kv = self.text.project_image(image_embs)
+
+        def network(lengths: Sequence[int], images: np.ndarray | None = None, **reading) -> TokenLogits:
+            if images is None:
+                return self.token_logits(image_kv, lengths, **reading)
+            index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
+            some = [(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv]
+            return self.token_logits(some, lengths)
+
+        return network
+
+    @property
+    def footprint(self) -> Footprint:
+        """Return the sizes by which `log_likelihood` splits its work."""
+        weight = self.text.output.weight
+        return Footprint(*weight.shape, len(self.text.blocks), weight.element_size())
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
         """Return each row's step, long [R], judged by its share of masks. None if the decoder reads no step.

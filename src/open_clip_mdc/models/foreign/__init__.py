@@ -1,0 +1,1 @@
+"""Captioners of other projects, one file for each: a subclass of `ForeignCaptioner` in base.py."""
