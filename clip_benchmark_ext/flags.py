@@ -82,12 +82,14 @@ def scorers_of(args: argparse.Namespace, cfg: "CaptionCfg | None") -> tuple[str,
 def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
     """Return the arguments of `log_likelihood`, and alpha. They are empty for a model of others that goes by cosine."""
     scorers = scorers_of(args, cfg)
-    if cfg is None and (not scorers or (flags.scorer or scorers[0]) == "cosine"):
+    if cfg is None and not scorers:
         return {}
     method = flags.scorer or next(iter(scorers), None)
     if method not in scorers:
         raise ValueError(f"--scorer {method} does not fit this model: choose {' or '.join(scorers)}" if scorers else
                          "this model can only fill in words of captions: it has no --scorer")
+    if cfg is None and method == "cosine":
+        return {}
     options = {"method": method, "alpha": flags.alpha}
     if method == "monte_carlo":
         return options | dict(num_samples=flags.num_samples,

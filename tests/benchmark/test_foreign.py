@@ -276,7 +276,8 @@ def test_what_cannot_be_scored_is_refused_in_a_line(tmp_path):
         assert "\n" not in str(stopped.value)
         return str(stopped.value)
 
-    assert "--scorer heuristic does not fit" in why(*flags_of("git", tmp_path), "--scorer", "heuristic")
+    for scorer in ("heuristic", "cosine"):
+        assert f"--scorer {scorer} does not fit" in why(*flags_of("git", tmp_path), "--scorer", scorer)
     with pytest.raises(SystemExit, match="--task linear_probe is not for --model hf:"):
         evaluate(captioned(tmp_path), "wds/x", "linear_probe", *flags_of("git", tmp_path))
     folder = tmp_path / "model"
