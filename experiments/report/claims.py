@@ -26,7 +26,7 @@ from ..tables.paper_tables import averages, tables_of
 from ..tables.scales import Scale
 from .results import Results
 from .sides import Measured, is_captioner, names_of_trainings
-from .verdicts import LEVEL, Finding, Pool, Side, Verdict, compare, decide
+from .verdicts import Finding, Pool, Side, Verdict, compare, decide
 
 CLAIM_SEPARATOR = ", here "  # between a claim of the paper and the rows that are compared
 PAPER = "needs the paper's scale"
@@ -73,6 +73,12 @@ class Row(NamedTuple):
 # ---- the claims
 
 
+def rows_of_file(name: str) -> list[list[str]]:
+    """Return the lines of a CSV file in tables/, without its header."""
+    with Path(__file__).parents[1].joinpath("tables", name).open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
+
+
 def names_of(scale: Scale) -> dict[str, str]:
     """Return the values for {name} in claims.csv: the scale's data, network and lengths."""
     captioning = scale.captioning[0]
@@ -95,22 +101,21 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
     names, found = names_of(scale), []
     labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
                       if s.subsets[0].startswith("aro/") == (group == "{aro}")] for group in ("{aro}", "{pairs}")}
-    with Path(__file__).parents[1].joinpath("tables", "claims.csv").open(newline="", encoding="utf-8") as file:
-        for ledger, short, table, kind, text, left, right, column, other, paper, needs in list(csv.reader(file))[1:]:
-            if ledger != name:
-                continue
-            if any(name not in names for name in re.findall(r"{((?:ratio|amount)\d?)}", left + right + column)):
-                continue  # the scale has fewer data sets for ratios or amounts than the claim names
-            sides = [[(row.format(**names), label) for row in rows.split(" + ")
-                      for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
-                     for rows, of_side in ((left, column), (right, other or column))]
-            named = {"stability": "Section 4.3", "lastsaid": "features"} | dict.fromkeys(
-                ("position", "contexts", "sentences"), column.partition(",")[0])
-            title = named.get(table, re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table))
-            here = [tuple(cells[table][place] for place in side if place in cells.get(table, ())) for side in sides]
-            here = [of_side if len(of_side) == len(side) else () for of_side, side in zip(here, sides, strict=True)]
-            found.append(Claim(ledger, short, title, text, *here, kind == "level", paper,
-                               "" if scale.name == "paper" else needs))
+    for ledger, short, table, kind, text, left, right, column, other, paper, needs in rows_of_file("claims.csv"):
+        if ledger != name:
+            continue
+        if any(name not in names for name in re.findall(r"{((?:ratio|amount)\d?)}", left + right + column)):
+            continue  # the scale has fewer data sets for ratios or amounts than the claim names
+        sides = [[(row.format(**names), label) for row in rows.split(" + ")
+                  for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
+                 for rows, of_side in ((left, column), (right, other or column))]
+        named = {"stability": "Section 4.3", "lastsaid": "features"} | dict.fromkeys(
+            ("position", "contexts", "sentences"), column.partition(",")[0])
+        title = named.get(table, re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table))
+        here = [tuple(cells[table][place] for place in side if place in cells.get(table, ())) for side in sides]
+        here = [of_side if len(of_side) == len(side) else () for of_side, side in zip(here, sides, strict=True)]
+        found.append(Claim(ledger, short, title, text, *here, kind == "level", paper,
+                           "" if scale.name == "paper" else needs))
     return found
 
 
@@ -183,18 +188,18 @@ def give_verdicts(claims: Iterable[Claim], results: Results, scale: Scale) -> li
 
 
 def says(verdict: Verdict, level: bool) -> str:
-    """Return the verdict on a claim. "Level" is shown if the difference is within the margin, even if it is not 0."""
-    if level:
-        shown = verdict.p_within is not None and verdict.p_within <= LEVEL
-        return "shows" if shown else {"above": "contradicts", "below": "contradicts"}.get(
-            verdict.outcome, verdict.outcome)
-    return {"above": "shows", "below": "contradicts"}.get(verdict.outcome, verdict.outcome)
+    """Return the verdict on a claim. "Level" is shown within the margin, and contradicted outside of it."""
+    shown = {"within": "shows", "above": "contradicts"} if level else {"above": "shows"}
+    return {"below": "contradicts", **shown}.get(verdict.outcome, verdict.outcome)
 
 
-def looks(scale: Scale, sides: Iterable[Side | None]) -> int:
-    """Return how often a claim is judged: again, where seeds were added to the scale's after its first verdict."""
+LOOKS = {claim: tuple(map(int, seeds.split())) for claim, seeds, _ in rows_of_file("looks.csv")}
+
+
+def earlier_looks(claim: Claim, scale: Scale, sides: Iterable[Side | None]) -> tuple[int, ...]:
+    """Return with how many seeds a claim was judged before (looks.csv), or the scale's if seeds were added to them."""
     added = set.intersection(*(set(side.numbers) if side else set() for side in sides)) - set(scale.seeds)
-    return 2 if added and len(scale.seeds) > 1 else 1
+    return LOOKS.get(f"{scale.name}.{claim.id}", (len(scale.seeds),) if added and len(scale.seeds) > 1 else ())
 
 
 def judged_alone(claim: Claim, measured: Measured) -> Row:
@@ -211,7 +216,7 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
         if None not in found:
             claim, sides = earlier, found
     margin = margin_of(claim, scale)
-    finding = compare(*sides, margin, looks(scale, sides))
+    finding = compare(*sides, margin, claim.level, earlier_looks(claim, scale, sides))
     if selection and saturated(sides):
         return Row(claim, "no verdict", "saturated", finding)
     for side in (claim.left, claim.right):
@@ -225,7 +230,7 @@ def pools_of(rows: Iterable[Row], measured: Measured) -> Iterator[tuple[str, Poo
     known = set()
     for row in rows:
         for side, other in ((row.claim.left, row.claim.right), (row.claim.right, row.claim.left)):
-            for one in measured.family(side, other) if side else ():
+            if side and (one := measured.family(side, other)):
                 if one not in known:
                     known.add(one)
                     kind = "captioners" if is_captioner(side[0].run) else "CLIP"
@@ -261,12 +266,11 @@ def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
           f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in judged])
     page += f"\n\n{len(judged)} claims: {counts(judged)}.\n"
     measured = measured_of(results, scale)
-    pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}",
-              "seed by seed" if one.paired else "within rows", number(one.p)] for what, one in
-             pools_of(judged, measured)]
+    pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}"]
+             for what, one in pools_of(judged, measured)]
     if pools:
-        page += "\n" + markdown_table(["standard deviation over seeds of", "points", "rows", "degrees of freedom",
-                                       "", "Bartlett's p"], pools) + "\n"
+        page += "\n" + markdown_table(["standard deviation over seeds of", "points", "rows", "degrees of freedom"],
+                                      pools) + "\n"
     if far := [row for row in rows if row.verdict == PAPER]:
         page += "\n" + markdown_table(
             [PAPER, "its numbers", "what is lacking", "here, not judged"],

@@ -47,9 +47,9 @@ def measured(cell: Cell) -> tuple[str, str]:
 
 
 def against(found: Side | None, value: float, margin: float | None = None) -> Finding:
-    """Compare a side with a number."""
+    """Compare a side with a number, or ask by a margin whether it is level with it."""
     return compare(found, found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
-                                         found.trainings), margin)
+                                         found.trainings), margin, margin is not None)
 
 
 def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
@@ -75,7 +75,7 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
         left, right = (side(results, scale, cells[0], share) for cells in (claim.left, claim.right))
         margin = MARGIN if claim.level else None
         one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
-        finding = against(left, 1.0, margin) if one else compare(left, right, margin)
+        finding = against(left, 1.0, margin) if one else compare(left, right, margin, claim.level)
         failed = [cells[0].row for cells in (claim.left, claim.right) if finding.difference is not None
                   and claim.ledger == "contexts" and not passes(uses_words(results, scale, cells[0]))]
         rows.append(claims.Row(claim, "no verdict" if failed else "",

@@ -54,9 +54,9 @@ def row_of(cell: Cell) -> Row:
     return Row(cell.block, cell.row.partition(", ")[2])
 
 
-def against_one(side: Side | None, margin: float | None = None, looks: int = 1) -> Finding:
+def against_one(side: Side | None, margin: float | None = None, earlier: tuple[int, ...] = ()) -> Finding:
     none = side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {seed: {} for seed in side.numbers}, side.trainings)
-    return compare(side, none, margin, looks)._replace(p=None)  # no claim here says that a ratio is not 1
+    return compare(side, none, margin, earlier=earlier)._replace(p=None)  # no claim here says that a ratio is not 1
 
 
 def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
@@ -67,9 +67,9 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
     def found(claim: Claim) -> Finding:
         left = side(results, scale, claim.left[0])
         if claim.level:
-            return against_one(left, MARGIN, claims.looks(scale, [left]))
+            return against_one(left, MARGIN, claims.earlier_looks(claim, scale, [left]))
         right = side(results, scale, claim.right[0])
-        return compare(left, right, looks=claims.looks(scale, [left, right]))
+        return compare(left, right, earlier=claims.earlier_looks(claim, scale, [left, right]))
     return [claims.Row(claim, claims.says(verdict, claim.level), "", verdict.finding, verdict.p, verdict.p_within,
                        MARGIN if claim.level else None)
             for claim, verdict in zip(ledger, decide(map(found, ledger)), strict=True)]

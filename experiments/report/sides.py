@@ -20,7 +20,7 @@ class Measured:
 
     def __init__(self, results: Results, scale: Scale, cells: Iterable[Cell] = ()):
         self.results, self.scale, self.cells = results, scale, list(cells)
-        self.families: dict[tuple, tuple[Pool, ...]] = {}
+        self.families: dict[tuple, Pool | None] = {}
 
     def numbers(self, cells: tuple[Cell, ...]) -> dict[int, float]:
         """Return the means of a side by seed, for the seeds that all of its cells have."""
@@ -56,9 +56,9 @@ class Measured:
                         items[seed][key] = items[seed].get(key, 0.0) + weight * share * (value - mean)
         return Side(numbers, bound, items, trainings(cells), self.family(cells, other))
 
-    def family(self, cells: tuple[Cell, ...], other: tuple[Cell, ...]) -> tuple[Pool, ...]:
+    def family(self, cells: tuple[Cell, ...], other: tuple[Cell, ...]) -> Pool | None:
         if any(cell.evaluation.task == "judge" for cell in cells):
-            return ()
+            return None
         wanted = [tuple(measure(cell.evaluation) for cell in side) for side in (cells, other) if side]
         kind, at = is_captioner(cells[0].run), cells[0].run.at
         key = frozenset(wanted), kind, at

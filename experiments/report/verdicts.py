@@ -6,11 +6,13 @@ from seeds and a part from images.
 
 **Seeds** that both rows have are compared pairwise. Three seeds alone say little about a standard deviation. So rows
 of different trainings share it with their family: all captioners, or all CLIP models, with the same evaluation
-(`pool`). The effect that a seed has on all rows is removed first. If Bartlett's test (1937) then finds that rows have
-different standard deviations, the pooled deviation within rows is used instead. If these differ as well, or if the two
-rows come from the same trainings, the deviation is that of their own pairs. Deviations count as equal where p is 0.25
-or more, the level at which pooling costs little (Bancroft 1964). A pair that varies more than its family (F test, 5 %)
-uses its own deviation, too. One seed resolves nothing.
+(`pool`, from which the effect that a seed has on all rows is removed). The variance of a difference is then
+(d twice the pool + (n - 1) own) / (d + n - 1), with d + n - 1 degrees of freedom, where own is that of its n pairs
+(Smyth 2004). With few seeds the pool is the better estimate, and with many the pairs are. Smyth estimates d from the
+rows. Here it is 3, or the pool's degrees of freedom if they are fewer. This is the largest number at which at most 5 %
+of ledgers have a false difference even if one row varies three times as much as the others, at any number of seeds. If
+it varies four times as much, it is 6 % with two or three seeds. With d = 6 it would be 11 and 15 %. Rows of the same
+trainings vary together, so that their own pairs alone are used. One seed resolves nothing.
 
 **Images.** Where the results of single images are kept, each image has an influence on D: its weighted deviation from
 the mean on the left minus that on the right. The variance from images is the sum over images of the squared mean
@@ -27,9 +29,10 @@ one (Banerjee 1960). The degrees of freedom of Welch and Satterthwaite are not u
 verdict in one of seven ledgers of eleven claims.
 
 **Two questions.** Is D different from 0 (two-sided)? Is D within a margin that was fixed before, -m < D < m (two
-one-sided tests, Schuirmann 1987)? By Holm's correction (1979) the chance that a ledger has any false difference is at
-most 5 %, and so is the chance of any false equality. If runs were added because earlier ones had resolved nothing, that
-is a second look at the data, for which p is corrected (Pocock 1977: 0.029 instead of 0.05).
+one-sided tests, Schuirmann 1987)? For a claim that rows are level the first question is whether D is outside of this
+margin. By Holm's correction (1979) the chance that a ledger has any false difference is at most 5 %, and so is the
+chance of any false equality. If results were judged before with fewer seeds (tables/looks.csv), p is corrected for
+these looks at the data (Pocock 1977, with the correlations of looks after n[1], n[2], ... seeds).
 """
 import math
 import statistics
@@ -38,8 +41,7 @@ from functools import cache
 from typing import NamedTuple
 
 LEVEL = 0.05
-CHECK = 0.05  # p of the F test below which a pair uses its own standard deviation
-ALIKE = 0.25  # Bartlett's p at or above which rows are pooled
+PRIOR = 3  # degrees of freedom with which the pooled variance counts
 
 
 class Side(NamedTuple):
@@ -49,31 +51,25 @@ class Side(NamedTuple):
     bound: float | None = None  # on the variance from images, used without `items`. None if it is unknown
     items: dict[int, dict] = {}  # by seed that kept them, the weighted deviation of each image from the mean
     trainings: frozenset | None = None  # the runs behind `numbers`, without seeds. None never equals another side's
-    pools: tuple = ()  # `Pool`s of the family. The first that holds is used
+    pool: "Pool | None" = None  # of the family
 
     def mean(self, seeds: Iterable[int] | None = None) -> float:
         return statistics.fmean(self.numbers[seed] for seed in seeds or self.numbers)
 
 
 class Pool(NamedTuple):
-    """The variance over seeds that rows of a family share."""
+    """The variance over seeds that rows of a family share, without the effect of a seed on all rows."""
 
     variance: float
     freedom: float
-    paired: bool  # whether the effect of a seed on all rows is removed
-    p: float  # of Bartlett's test that rows have equal variances
     rows: int
-
-    @property
-    def holds(self) -> bool:
-        return self.p >= ALIKE
 
 
 class Finding(NamedTuple):
     difference: float | None = None
     error: float | None = None
     interval: tuple[float, float] | None = None  # 95 %
-    p: float | None = None  # of the hypothesis that D is 0
+    p: float | None = None  # of the hypothesis that D is 0, or for a level claim within the margin
     p_within: float | None = None  # of the hypothesis that D is not within the margin
     basis: str = "not run"
     seeds: int = 0  # that both sides have
@@ -91,41 +87,36 @@ class Verdict(NamedTuple):
 # ---- the error over seeds
 
 
-def pool(rows: Sequence[dict[int, float]]) -> tuple[Pool, ...]:
-    """Return the pooled variances of rows, with the effect of seeds removed and within rows.
+def pool(rows: Sequence[dict[int, float]]) -> Pool | None:
+    """Return the pooled variance of rows, each with its numbers by seed, with the effect of seeds removed.
 
-    Each row has its numbers by seed. Fewer than three rows have none, as two are compared by their own pairs.
+    Fewer than three rows have none, as two are compared by their own pairs.
     """
     import numpy as np
-    from scipy.stats import bartlett
     rows = [row for row in rows if len(row) > 1 and all(map(math.isfinite, row.values()))]
     if len(rows) < 3:
-        return ()
+        return None
     seeds = sorted(set().union(*rows))
     where = np.array([number for number, row in enumerate(rows) for _ in row])
     seed_of = np.array([seeds.index(seed) for row in rows for seed in row])
     values = np.array([value for row in rows for value in row.values()])
-    of_rows = np.eye(len(rows))[where]
-    found = []
-    for design, paired in ((np.hstack([of_rows, np.eye(len(seeds))[seed_of]]), True), (of_rows, False)):
-        fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-        rest, freedom = values - design @ fit, len(values) - rank
-        parts = [rest[where == number] for number in range(len(rows))]
-        if freedom and all(part.var() > 0 for part in parts):
-            found.append(Pool(float(rest @ rest) / freedom, freedom, paired, float(bartlett(*parts).pvalue), len(rows)))
-    return tuple(found)
+    design = np.hstack([np.eye(len(rows))[where], np.eye(len(seeds))[seed_of]])
+    fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    rest, freedom = values - design @ fit, len(values) - rank
+    return Pool(float(rest @ rest) / freedom, freedom, len(rows)) if freedom else None
 
 
 def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float, float, str]:
     """Return the variance of D from seeds, its degrees of freedom, and in words what it was computed from."""
-    from scipy.special import fdtrc
     count, same = len(seeds), left.trainings is not None and left.trainings == right.trainings
     own = statistics.variance(left.numbers[seed] - right.numbers[seed] for seed in seeds)
-    if left.pools == right.pools and not same:
-        for one in left.pools:
-            if one.holds and fdtrc(count - 1, one.freedom, own / 2 / one.variance) >= CHECK:
-                return 2 * one.variance / count, one.freedom, f"{count} seeds, sd of {one.rows} rows"
-    return own / count, count - 1, f"{count} seeds" + " of the same trainings" * same
+    pooled = left.pool
+    if pooled is None or pooled != right.pool or same:
+        return own / count, count - 1, f"{count} seeds" + " of the same trainings" * same
+    prior = min(PRIOR, pooled.freedom)
+    freedom = prior + count - 1
+    moderated = (prior * 2 * pooled.variance + (count - 1) * own) / freedom
+    return moderated / count, freedom, f"{count} seeds, sd of {pooled.rows} rows"
 
 
 # ---- the error over images
@@ -171,8 +162,12 @@ def tail(parts: Sequence[tuple[float, float]], distance: float) -> float:
     return math.exp(brentq(lambda log_p: reach(parts, math.exp(log_p)) - distance, math.log(least), math.log(0.5)))
 
 
-def compare(left: Side | None, right: Side | None, margin: float | None = None, looks: int = 1) -> Finding:
-    """Compare two sides. `looks` counts how often the results have been judged, this time included."""
+def compare(left: Side | None, right: Side | None, margin: float | None = None, level: bool = False,
+            earlier: tuple[int, ...] = ()) -> Finding:
+    """Compare two sides. `earlier` has the numbers of seeds with which the claim was judged before.
+
+    `level` asks whether the difference is outside of the margin, instead of whether it is not 0.
+    """
     if left is None or right is None:
         return Finding()
     seeds = sorted(left.numbers.keys() & right.numbers.keys())
@@ -195,26 +190,27 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None, 
         return known._replace(basis=f"{basis}, all alike")
     if of_images:
         basis += f", {of_images[0][1] + 1:,} images" if of_images[0][1] < math.inf else ", bound of the images' error"
-    if looks > 1:
-        basis += f", {looks} looks"
+    looks = (*(count for count in earlier if count < len(seeds)), len(seeds))
+    if len(looks) > 1:
+        basis += f", {len(looks)} looks"
     within = None if margin is None else pocock(tail(parts, margin - abs(difference)), looks)
+    apart = pocock(min(1.0, 2 * tail(parts, abs(difference) - margin * level if margin else abs(difference))), looks)
     error, wide = math.sqrt(sum(variance for variance, _ in parts)), reach(parts, 0.025)
-    return known._replace(error=error, interval=(difference - wide, difference + wide),
-                          p=pocock(2 * tail(parts, abs(difference)), looks), p_within=within, basis=basis)
+    return known._replace(error=error, interval=(difference - wide, difference + wide), p=apart, p_within=within,
+                          basis=basis)
 
 
 @cache
-def pocock(p: float, looks: int) -> float:
-    """Correct p for several equally spaced looks (Pocock 1977): with two looks 0.0294 becomes 0.05."""
-    if looks == 1 or not 0 < p < 1:
+def pocock(p: float, looks: tuple[int, ...]) -> float:
+    """Correct p for looks with so many seeds (Pocock 1977). With two, equally spaced, 0.0294 becomes 0.05."""
+    if len(looks) == 1 or not 0 < p < 1:
         return p
     import numpy as np
     from scipy.stats import multivariate_normal, norm
     bound = float(norm.isf(p / 2))
-    times = np.arange(1, looks + 1)
-    covariance = np.sqrt(np.minimum.outer(times, times) / np.maximum.outer(times, times))
-    inside = multivariate_normal(cov=covariance, seed=0).cdf([bound] * looks, lower_limit=[-bound] * looks)
-    return float(min(max(1 - inside, p), looks * p))
+    covariance = np.sqrt(np.minimum.outer(looks, looks) / np.maximum.outer(looks, looks))
+    inside = multivariate_normal(cov=covariance, seed=0).cdf([bound] * len(looks), lower_limit=[-bound] * len(looks))
+    return float(min(max(1 - inside, p), len(looks) * p))
 
 
 def holm(values: list[float]) -> list[float]:

@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 16_850, 91.8),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_500, 33.9),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
-    "tests": (("tests",), 26_100, 197),
+    "tests": (("tests",), 26_120, 197.2),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206
