@@ -56,7 +56,7 @@ help:
 	@echo "make decodings             compare ways of decoding by steps and quality, with the models of make demo and make photos"
 	@echo "make decodings-rich        the same in the rich world, after an hour of training"
 	@echo "make reproduce CLAIM=scenes.bert15            run one claim of results/claims.csv and compare it with its archive"
-	@echo "make results               write all pages of results from their archives"
+	@echo "make results               write all pages and figures of results from their archives"
 
 # Everything below runs in this environment. It is made again when the dependencies change.
 .venv/installed: setup.py pyproject.toml
@@ -172,7 +172,7 @@ photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid)
 
-# Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages from the archives.
+# Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages and figures.
 .PHONY: reproduce results
 reproduce: | .venv/installed
 	+@$(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.reproduce $(CLAIM) --data '$(DATA)' --bin $(BIN)/ \

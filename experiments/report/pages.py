@@ -83,26 +83,27 @@ def csv(cells: list[Cell], summaries: list[Summary | None]) -> str:
 
 
 def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Path) -> None:
+    """Draw Figure 4 or 5: a line of what varies, a band for MDC in Figure 4, and dotted lines for the floors."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.add_subplot(ylabel="linear probe, %")
+    unit, axis = {"figure4": (" %", "masking ratio, % (100: parallel decoding)"),
+                  "figure5": (" pairs", "image-text pairs")}[name]
+    axes.set_xlabel(axis)
+    level = {}
     for colour, column in enumerate(dict.fromkeys(cell.column for cell in cells)):
         points = [(c.row, s) for c, s in zip(cells, summaries, strict=True) if s and c.column == column]
-        style = dict(color=f"C{colour}", capsize=2)
-        if name == "figure4":
-            fixed = [(int(row.split()[1]), s) for row, s in points if row.endswith("%")]
-            for row, s in points:
-                if row == "MDC":
-                    axes.axhline(s.mean, color=f"C{colour}", linestyle="--", label=f"MDC, {column}")
-                    axes.axhspan(s.mean - (s.std or 0), s.mean + (s.std or 0), color=f"C{colour}", alpha=0.15)
-            axes.set_xlabel("masking ratio, % (100: parallel decoding)")
-            label = f"fixed ratio, {column}"
-        else:
-            fixed, label = [(row.removesuffix(" pairs"), s) for row, s in points], column
-            axes.set_xlabel("image-text pairs")
-        if fixed:
-            axes.errorbar([x for x, _ in fixed], [s.mean for _, s in fixed], [s.std or 0 for _, s in fixed],
-                          marker="o", label=label, **style)
+        line = [(row.removesuffix(unit).rpartition(" ")[2], s) for row, s in points if row.endswith(unit)]
+        level |= {row: s for row, s in points if not row.endswith(unit) and row != "MDC"}
+        for s in (s for row, s in points if row == "MDC"):
+            axes.axhline(s.mean, color=f"C{colour}", linestyle="--", label=f"MDC, {column}")
+            axes.axhspan(s.mean - (s.std or 0), s.mean + (s.std or 0), color=f"C{colour}", alpha=0.15)
+        if line:
+            axes.errorbar([int(x) if name == "figure4" else x for x, _ in line], [s.mean for _, s in line],
+                          [s.std or 0 for _, s in line], marker="o", color=f"C{colour}", capsize=2,
+                          label=f"fixed ratio, {column}" if name == "figure4" else column)
+    for (row, s), colour in zip(level.items(), ("black", "grey"), strict=False):
+        axes.axhline(s.mean, color=colour, linestyle=":", label=row)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=100)
 

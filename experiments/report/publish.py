@@ -3,7 +3,8 @@
 An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->. An archive
 results/SCALE.PART.tar.xz fills results/PART.md. All claims go to results/claims.csv. From there they fill RESULTS.md
 between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->.
-Everything that is in no archive, such as Figures 3 and 6, stays as it is.
+The figures that these pages show are drawn again into figures/, with the archives' numbers. Everything that is in no
+archive, such as Figures 3 and 6, stays as it is.
 """
 import argparse
 import csv
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from ..commands import Place
 from ..tables.scales import SCALES
@@ -58,8 +60,17 @@ def insert(pages: dict[str, str], scale: str, path: Path) -> None:
     write(path, text)
 
 
-def from_archive(file: Path, page: str) -> tuple[str, dict[str, str], str]:
-    """Return the scale of an archive, the tables for which its page has a place, and its claims as CSV."""
+class Published(NamedTuple):
+    """What an archive gives to its page."""
+
+    scale: str
+    tables: dict[str, str]  # Markdown by name
+    claims: str  # CSV
+    figures: dict[str, bytes]  # PNG by the name of a file in figures/
+
+
+def from_archive(file: Path, page: str) -> Published:
+    """Return the tables and figures of an archive for which its page has a place, and its claims."""
     scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
     names = set(re.findall(rf"<!-- {scale} (\w+) -->", page)).difference(WITHOUT_ARCHIVE)
     with TemporaryDirectory() as folder:
@@ -67,7 +78,9 @@ def from_archive(file: Path, page: str) -> tuple[str, dict[str, str], str]:
         archive.unpack(file, out)
         pages = collect(SCALES[scale], Place(Path("data"), out, "", 0), sorted(names))
         tables = [out / "tables" / "claims" / f"{name}.csv" for name in WITH_CLAIMS if name in names]
-        return scale, pages, "".join(file.read_text(encoding="utf-8") for file in tables)
+        drawn = {scale if path.stem == scale else f"{scale}-{path.stem}": path for path in out.glob("tables/*.png")}
+        figures = {f"{name}.png": path.read_bytes() for name, path in drawn.items() if f"/{name}.png)" in page}
+        return Published(scale, pages, "".join(file.read_text(encoding="utf-8") for file in tables), figures)
 
 
 # ---- RESULTS.md, from claims.csv
@@ -146,14 +159,19 @@ def fill(page: str, rows: list[dict[str, str]]) -> str:
 
 
 def publish(folder: Path) -> str:
-    """Write all pages of a folder such as experiments/. Returns the claims as CSV."""
+    """Write all pages and figures of a folder such as experiments/. Returns the claims as CSV."""
+    from open_clip_mdc.data.files import new_file
+    (folder / "figures").mkdir(exist_ok=True)
     table = ",".join(COLUMNS) + "\n"
     for file in sorted((folder / "results").glob("*.tar.xz")):
         scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
         path = folder / "results" / f"{part or scale}.md"
-        scale, pages, claims = from_archive(file, path.read_text(encoding="utf-8"))
-        insert(pages, scale, path)
-        table += claims
+        found = from_archive(file, path.read_text(encoding="utf-8"))
+        insert(found.tables, scale, path)
+        table += found.claims
+        for name, figure in found.figures.items():
+            with new_file(folder / "figures" / name) as partial:
+                partial.write_bytes(figure)
     write(folder / "results" / "claims.csv", table)
     page = folder / "RESULTS.md"
     write(page, fill(page.read_text(encoding="utf-8"), read_claims(table)))

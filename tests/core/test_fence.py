@@ -23,8 +23,8 @@ BUDGET = {
     "the heart": (HEART, 5_690, 29.7),
     "src": (("src",), 16_850, 91.8),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_500, 33.9),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
-    "tests": (("tests",), 26_120, 197.2),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.5),
+    "tests": (("tests",), 26_160, 197.5),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206

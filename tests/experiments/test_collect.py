@@ -5,6 +5,7 @@ import math
 
 import pytest
 from helpers import place, write_result
+from matplotlib.figure import Figure
 
 from experiments import commands
 from experiments import run as runner
@@ -123,6 +124,24 @@ def test_a_table_without_rows_at_a_scale_is_refused_and_left_empty_among_others(
             runner.main(["--scale", scale.name, "--tables", name, "--out", str(tmp_path), "--dry-run"])
     others = {"cub": "table6"}.get(scale.name, "table5")
     assert collect.collect(scale, place(tmp_path), [name, others])[name] == f"no rows at {scale.name}\n"
+
+
+@pytest.mark.parametrize("name, rows, amounts", [
+    ("figure5", {"MDC-ViT-Ti-8--short-1of8": 0.5, "MDC-ViT-Ti-8--short": 0.6}, ["2,500", "20,000"]),
+    ("figure4", {"BERT-ViT-Ti-8-r15--short": 0.5, "Parallel-ViT-Ti-8--short": 0.6}, [15, 100])])
+def test_a_figure_draws_floors_as_levels_and_not_as_amounts(tmp_path, monkeypatch, name, rows, amounts):
+    for run, accuracy in rows.items():
+        write_result(tmp_path, "linear_probe", f"{run}--s0", "wds/probe", lp_acc1=accuracy)
+    for cell in TABLES["floors"](scales.SCENES):
+        write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(0), "wds/probe", lp_acc1=0.3)
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    collect.collect(scales.SCENES, place(tmp_path), [name])
+    (axes,) = drawn[0].axes
+    line = axes.containers[0].lines[0]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == (amounts, [50, 60])
+    levels = {level.get_label(): list(level.get_ydata()) for level in axes.get_lines() if level.get_linestyle() == ":"}
+    assert levels == {"pixels": [30, 30], "untrained network": [30, 30]}
 
 
 def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):

@@ -1,10 +1,14 @@
 """Claims about publish.py: the pages agree with the archives to the digit, and claim no more than these show."""
 import csv
+import io
 import re
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import REPO
+from PIL import Image
 
 from experiments.report import publish
 from experiments.report.claims import COLUMNS
@@ -22,7 +26,7 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     """Every number, to the digit."""
     scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
     page = (RESULTS / f"{part or scale}.md").read_text(encoding="utf-8")
-    _, pages, claims = publish.from_archive(file, page)
+    _, pages, claims, figures = publish.from_archive(file, page)
     needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "position": {"position", "lastsaid"},
               "repetition": {"epochs", "repetition"}, "contexts": {"contexts"}, "sentences": {"sentences"}}
     assert needed.get(part or scale, {"table2", "table3", "floors", "claims"}) <= pages.keys()
@@ -32,6 +36,18 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     judged = {row["ledger"] for row in publish.read_claims(",".join(COLUMNS) + "\n" + claims)}
     assert judged >= {"position": {"position", "position-beside", "lastsaid"}, "contexts": {"contexts"},
                        "sentences": {"sentences"}}.get(scale, pages.keys() & {*LEDGERS})
+
+
+    assert len(figures) == {"flickr8k": 1, "scenes": 2}.get(part or scale, 1)
+    for name, drawn in figures.items():
+        assert_same_picture(RESULTS.parent / "figures" / name, drawn)
+
+
+def assert_same_picture(file: Path, drawn: bytes) -> None:
+    """Each pixel is the same. Another version of matplotlib than the published may draw letters in another way."""
+    published, now = Image.open(file), Image.open(io.BytesIO(drawn))
+    difference = np.abs(np.asarray(published, dtype=float) - np.asarray(now, dtype=float))
+    assert difference.mean() <= (0 if published.info["Software"] == now.info["Software"] else 1), file
 
 
 def test_the_page_of_results_is_made_of_the_claims_and_is_short():
