@@ -61,7 +61,7 @@ def insert(pages: dict[str, str], scale: str, path: Path) -> None:
 
 
 class Published(NamedTuple):
-    """What an archive gives to its page."""
+    """The scale, tables, claims and figures of an archive."""
 
     scale: str
     tables: dict[str, str]  # Markdown by name
