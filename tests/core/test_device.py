@@ -145,11 +145,13 @@ def test_captions_are_described_by_one_question():
     ("mdc", "heuristic", 0), ("arc", "autoregressive", 0), ("mdc", "monte_carlo", 1), ("mcd-replace", "bound", 1)])
 def test_scores_ask_the_device_once_at_most_whatever_the_images_and_lengths(objective, method, number, memory_mib,
                                                                             monkeypatch):
-    """All in one call, or in many of what the budget holds."""
+    """All in one call, or in many of what the budget holds. Captions of two images differ in the second last token."""
     model, text = tiny_captioner(objective), captions([5, 9, 12, 12] * 2).view(4, 2, -1)
+    text[1::2, 1, :10] = text[1::2, 0, :10]
     calls, network = [], model.token_logits
     monkeypatch.setattr(scoring, "MIB", 2 ** 18)
-    monkeypatch.setattr(model, "token_logits", lambda *args: calls.append(len(args[0][0][0])) or network(*args))
+    monkeypatch.setattr(model, "token_logits", lambda *args, **reading: calls.append(len(args[0][0][0])) or network(
+        *args, **reading))
     options = {"num_samples": 12} if number else {}
     found = waits(model, lambda image: model.log_likelihood(image, text, method, memory_mib=memory_mib, **options))
     assert found == number * (1 if memory_mib == 512 else 4)

@@ -20,17 +20,17 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_690, 29.7),
-    "src": (("src",), 16_850, 91.8),
+    "the heart": (HEART, 5_840, 30.9),
+    "src": (("src",), 17_000, 93),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_500, 33.9),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.5),
-    "tests": (("tests",), 26_160, 197.5),
+    "tests": (("tests",), 26_200, 197.9),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
-ENTERED = {"load": 40, "caption": 20, "score": 18, "probe": 47, "train": 53}
+ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 47, "train": 53}
 
 
 def nodes(tree: ast.AST) -> int:

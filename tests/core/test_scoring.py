@@ -6,13 +6,14 @@ import torch
 from conftest import captions, images, magnified, tiny_captioner
 from hypothesis import given
 from hypothesis import strategies as st
-from likelihoods import EOT, SOT, V, random_captions
+from likelihoods import EOT, SOT, V, caption, random_captions
 from strategies import examples
 
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.likelihood import log_likelihood as scoring
 from open_clip_mdc.likelihood import monte_carlo
 from open_clip_mdc.likelihood import replace_bound as bound
+from open_clip_mdc.models.foreign.base import ForeignCaptioner
 from open_clip_mdc.text.special_tokens import target_tokens
 
 ALL = [("mdc", "heuristic", {}), ("mdc", "parallel", {}), ("mdc", "monte_carlo", dict(num_samples=24)),
@@ -121,6 +122,33 @@ def test_equal_candidates_get_equal_scores_and_are_scored_once(objective, method
     calls.clear()
     scoring.log_likelihood(model_of(objective), images(1), text[:, [0, 1, 3]], method, **options)
     assert sum(predicted for _, _, predicted in calls) == work
+
+
+@pytest.mark.parametrize("objective, method", [("mdc", "heuristic"), ("mdc", "monte_carlo"), ("arc", "autoregressive")])
+def test_what_captions_of_an_image_agree_in_is_read_once(objective, method, calls):
+    """Ten prompts of an image differ in one word. The other image has prompts of two lengths."""
+    model, image = model_of(objective), images(2)
+    text = torch.tensor([[caption(1, 2, 3, 4, word, 6) for word in range(10, 20)],
+                         [caption(7, word, *[9] * (4 + word % 2), 8, padding=word) for word in range(10, 20)]])
+    together = scoring.log_likelihood(model, image, text, method, return_details=True)
+    read = sum(predicted for _, _, predicted in calls)
+    calls.clear()
+    alone = [scoring.log_likelihood(model, image, one, method, return_details=True) for one in text.split(1, 1)]
+    assert read < 0.7 * sum(predicted for _, _, predicted in calls)
+    for found, own in zip(together, zip(*alone, strict=True), strict=True):
+        assert found is None or close(found.double(), torch.cat(own, 1).double())
+    assert len(together.log_likelihood.unique()) == 20
+
+
+def test_a_foreign_decoder_reads_captions_alone():
+    class Counts(ForeignCaptioner):
+        def logits(self, tokens, text):
+            return torch.nn.functional.one_hot(text, V).cumsum(1).float()
+
+    text = torch.tensor([[caption(1, 2, 3, 4, word) for word in range(10, 15)]])
+    model, seen = Counts(torch.nn.Linear(1, 1), V, 12, 8), torch.zeros(1, 2, 8)
+    alone = [scoring.log_likelihood(model, seen, one) for one in text.split(1, 1)]
+    assert close(scoring.log_likelihood(model, seen, text), torch.cat(alone, 1))
 
 
 def test_details_have_the_shape_of_the_text(mdc, arc):

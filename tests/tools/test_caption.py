@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -309,6 +310,16 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     page = Path("page.html").read_text()
     assert page.count("<article>") == 3 and "not a complete tar" in page
     assert len(re.findall("<li>cannot (?:read|use) the image", page)) == 5
+
+
+def test_a_caption_waits_for_no_code_of_training_or_of_tables(runs, tmp_path):
+    make_image(0).save(tmp_path / "photo.png")
+    code = "import sys\nfrom open_clip_mdc.cli import main\nmain(sys.argv[1:])\nprint('modules', *sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code, "caption", "photo.png", "--pretrained", runs / "mdc", "--length",
+                           "4", "--workers", "0", "--out", "x.jsonl"], cwd=tmp_path, capture_output=True, text=True)
+    imported = {name.partition(".")[0] for name in said.stdout.split("modules")[-1].split()}
+    assert "torch" in imported and (tmp_path / "x.jsonl").exists()
+    assert not imported & {"open_clip_train", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
 
 
 def test_a_file_name_is_never_a_command(runs, folder):

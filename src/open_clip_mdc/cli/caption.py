@@ -19,6 +19,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -203,7 +204,7 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.out, coco_results({name: rows[name]["caption"] for name in names}, ids))
     else:
         columns = ["image", "caption", "tokens", *["clip_texts"] * bool(clip)]
-        write_rows(args.out, columns, (rows[name] for name in names), schema_of("image", bool(clip)))
+        write_rows(args.out, columns, (rows[name] for name in names), partial(schema_of, "image", bool(clip)))
     part.unlink(missing_ok=True)
     print(f"{plural(len(names), 'caption')}: {args.out}" + (f", {args.html}" if args.html else ""))
     complain(skipped)

@@ -6,7 +6,7 @@ rule as tables of shards (`tables.key_of`).
 """
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,13 +35,13 @@ def _write_parquet(path: Path, rows: Iterable[dict], schema: "pa.Schema") -> Non
                        for name in schema.names})
 
 
-def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: "pa.Schema | None" = None) -> None:
-    """Write the `columns` of rows {column: value}, all or nothing. `schema` is that of a Parquet table."""
+def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: Callable | None = None) -> None:
+    """Write the `columns` of rows {column: value}, all or nothing. `schema` makes that of a Parquet table."""
     suffix = Path(out).suffix.lower()
     rows = ({name: row[name] for name in columns if name in row} for row in rows)
     with new_file(out) as partial:
         if suffix == ".parquet":
-            return _write_parquet(partial, rows, schema)
+            return _write_parquet(partial, rows, schema())
         # File names may be any bytes.
         with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             if suffix == ".csv":

@@ -53,12 +53,13 @@ def mean_image(model: AnyCaptioner, images: Iterable[Tensor]) -> Tensor:
 
 
 def score_in_order(call: Call, options: Scoring) -> Likelihood:
-    return autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size, call.device)
+    shared = None if call.model.footprint.copies_image else call.num_images  # a foreign decoder reads captions alone
+    return autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size, call.device, shared)
 
 
 def score_heuristic(call: Call, options: Scoring) -> Likelihood:
     if call.model.objective.order != "blocks":
-        return heuristic(call.network, call.text, call.model.vocab_size, call.device)
+        return heuristic(call.network, call.text, call.model.vocab_size, call.device, call.num_images)
     return heuristic_in_blocks(call.network, call.text, call.model.vocab_size, call.model.caption_cfg.block_sizes[0],
                                call.model.context_length, call.device)
 

@@ -12,38 +12,54 @@ from torch import Tensor
 from ..models.interface import Network, TokenLogits
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
+from .calls import first_of_equal, score_draws
 from .draws import draw_masks, estimate
-from .exact import Likelihood, estimated, score_draws, token_log_prob
-from .scoring import DEFAULT, Scoring
+from .exact import estimated, token_log_prob
+from .scoring import DEFAULT, Likelihood, Scoring
+
+FEW = 1024  # pairs, for which sharing saves little time. Decoder calls of another size may differ in the last bits
 
 
-def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, vocab_size: int,
-                          num_images: int, max_tokens: int, device: torch.device | str) -> np.ndarray:
+def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, first: np.ndarray,
+                          vocab_size: int, num_images: int, max_tokens: int,
+                          device: torch.device | str) -> np.ndarray:
     """Return the mean log-likelihood of the masked tokens, float32 [J]. The host waits for the device once.
 
     Args:
         text: long [R, L].
         row: long [J], indices of captions, in the order of their images.
         hidden: bool [J, L], True at masked tokens.
+        first: long [J], the first pair whose noised caption is equal. The decoder reads only that one.
     """
     def to_device(x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(device, non_blocking=True)
 
     length = target_tokens(torch.from_numpy(text), vocab_size).sum(1).numpy()[row] + 1  # with SOT, [J]
+    read, count = np.unique(first, return_counts=True)  # the pairs that are read, and how many each serves, [D]
+    pairs, start = first.argsort(kind="stable"), count.cumsum() - count  # those of a D lie together
 
-    def score(index: np.ndarray, token_logits: TokenLogits) -> Tensor:
-        longest = length[index].max()
-        truth = text[row[index], :longest]  # [R, longest]
+    def score(index: np.ndarray, token_logits: TokenLogits) -> tuple[np.ndarray, Tensor]:
         # A row that only fills up the call has index -1. It predicts nothing.
-        places = (hidden[index, :longest] & (index >= 0)[:, None]).ravel().nonzero()[0]  # [M] into R*longest
-        noisy = truth.copy()
+        own, longest = read[index], length[read[index]].max()
+        places = (hidden[own, :longest] & (index >= 0)[:, None]).ravel().nonzero()[0]  # [M] into R*longest
+        noisy = text[row[own], :longest]  # [R, longest]
         noisy.flat[places] = mask_id(vocab_size)
-        log_prob = token_log_prob(token_logits(to_device(noisy), to_device(places)), to_device(truth.flat[places]))
-        return scatter_flat(torch.zeros(truth.shape, device=device), to_device(places), log_prob).sum(1)
+        logits = token_logits(to_device(noisy), to_device(places))
+        # The S pairs that the call serves, and the row that each is read in, [S]. Each looks up its own tokens.
+        served = np.where(index >= 0, count[index], 0)
+        of = np.arange(len(index)).repeat(served)
+        number = pairs[start[index][of] + np.arange(len(of)) - (served.cumsum() - served)[of]]
+        masked = hidden[number, :longest]  # [S, longest]
+        numbered = np.zeros(noisy.size, dtype=int)
+        numbered[places] = np.arange(len(places))
+        at = to_device(numbered.reshape(noisy.shape)[of][masked])
+        found = token_log_prob(logits, to_device(text[row[number], :longest][masked]), at)
+        places = to_device(masked.ravel().nonzero()[0])
+        return number, scatter_flat(torch.zeros(masked.shape, device=device), places, found).sum(1)
 
     # Rows of an image lie together, the same number for each.
-    image = row * num_images // len(text)
-    found = score_draws(network, image, length, num_images, max_tokens, score).cpu().numpy()
+    image = row[read] * num_images // len(text)
+    found = score_draws(network, image, length[read], num_images, max_tokens, score).cpu().numpy()
     return found / hidden.sum(1).astype(np.float32)
 
 
@@ -80,9 +96,14 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scorin
         hidden = [np.tile(np.pad(draws[n].hidden, ((0, 0), (1, text.shape[1] - n - 1))), (len(rows), 1))
                   for n, rows in groups]
         row = [rows.repeat(len(draws[n].hidden)) for n, rows in groups]
-        values = hidden_log_likelihood(network, text, np.concatenate(row), np.concatenate(hidden), vocab_size,
-                                       num_images, max_tokens, device)
-        for (n, rows), own in zip(groups, np.split(values, np.cumsum([len(x) for x in row])[:-1]), strict=True):
+        starts = np.cumsum([0, *map(len, row)])[:-1]
+        # Where a mask hides the difference of two captions, they are one noised caption.
+        equal = [start + first_of_equal(np.where(own, mask_id(vocab_size), text[rows])[:, :n + 1])
+                 for start, rows, own, (n, _) in zip(starts, row, hidden, groups, strict=True)]
+        row, hidden, equal = map(np.concatenate, (row, hidden, equal))
+        first = equal if len(row) > FEW else np.arange(len(row))
+        values = hidden_log_likelihood(network, text, row, hidden, first, vocab_size, num_images, max_tokens, device)
+        for (n, rows), own in zip(groups, np.split(values, starts[1:]), strict=True):
             score[rows], error[rows] = estimate(own.reshape(len(rows), -1).astype(float), draws[n])
             used[rows] = len(draws[n].hidden)
     return estimated(device, score, error, used)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, mask_id, sot_id, target_tokens
-from .exact import Likelihood, decoder_calls
+from .calls import decoder_calls
+from .scoring import Likelihood
 
 
 def parallel(network: Network, text: Tensor, vocab_size: int, max_tokens: int = 4096, num_images: int = 1,

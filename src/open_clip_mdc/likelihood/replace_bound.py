@@ -19,9 +19,10 @@ from ..models.interface import Network, TokenLogits
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
+from .calls import score_draws
 from .draws import Draws, estimate, systematic_sample
-from .exact import Likelihood, estimated, score_draws
-from .scoring import DEFAULT, Scoring
+from .exact import estimated
+from .scoring import DEFAULT, Likelihood, Scoring
 
 
 class Noise(NamedTuple):
@@ -67,7 +68,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
     draw = np.tile(np.arange(num_draws), len(row) // num_draws)
     tokens = torch.zeros(text.shape, dtype=torch.float64, device=device)
 
-    def score(index: np.ndarray, token_logits: TokenLogits) -> Tensor:
+    def score(index: np.ndarray, token_logits: TokenLogits) -> tuple[np.ndarray, Tensor]:
         # A row that only fills up the call has index -1. It counts as a caption without tokens.
         number = np.where(index >= 0, lengths[row[index]], 0)  # N of each row, [R]
         truth = text[row[index], :number.max() + 1]
@@ -87,7 +88,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
         # Back to places, [R, longest + 1], for the sums by token and by draw.
         per_token_kl = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), to_device(places), kl)
         tokens[:, :x_t.shape[1]].index_add_(0, to_device(row[index]), per_token_kl * to_device(weight)[:, None])
-        return per_token_kl.sum(1)
+        return index, per_token_kl.sum(1)
 
     values = score_draws(network, row * num_images // len(text), lengths[row] + 1, num_images, max_tokens, score)
     # One copy brings both to the host, so that it waits once.

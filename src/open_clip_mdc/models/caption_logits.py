@@ -24,12 +24,14 @@ class CaptionLogits:
     """A `TokenLogits` for captions of known lengths. They are packed once for any number of decoder calls."""
 
     def __init__(self, decoder: TextDecoder, image_kv: ImageKV, lengths: Sequence[int], causal: bool,
-                 infer_time: Callable | None, graphs: "StepGraphs | None" = None):
+                 infer_time: Callable | None, graphs: "StepGraphs | None" = None, position: Tensor | None = None,
+                 sight: Tensor | None = None):
         """Pack the positions of R captions of these lengths.
 
         Args:
             infer_time: finds the step, long [R], when a call does not give it. None if the decoder reads no step.
             graphs: run the decoder. Captions of several lengths are then padded to sizes that recur.
+            position, sight: as in `pack_tokens`, without graphs.
         """
         self.decoder, self.image_kv, self.infer_time = decoder, image_kv, infer_time
         # `of` sees whether the weights have changed since the graphs were made.
@@ -39,8 +41,9 @@ class CaptionLogits:
         valid = torch.arange(int(lengths.max())) < lengths[:, None]  # [R, L]
         place = torch.arange(valid.numel()).view_as(valid)  # [R, L] into the text, packed like its tokens
         # A CUDA graph serves one size. Captions of many lengths are rounded up to few sizes.
-        packed = pack_tokens(place, valid, causal) if graphs is None or valid.all() else pad_to_bucket(
-            pack_tokens(place, valid, causal, LENGTH_MULTIPLE))
+        multiple = None if graphs is None or valid.all() else LENGTH_MULTIPLE
+        packed = pack_tokens(place, valid, causal, multiple, position, sight)
+        packed = packed if multiple is None else pad_to_bucket(packed)
         self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
         # For each position of [R, L], the packed token whose hidden state predicts it.
         self.predictor = (valid.flatten().cumsum(0) - 1 - int(causal)).to(device, non_blocking=True)
@@ -125,7 +128,8 @@ class CaptionReader(nn.Module):
             raise ValueError("this model reads a caption block by block, and this needs a model that reads it whole")
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
-                     clean: Tensor | None = None, causal: bool | None = None) -> CaptionLogits | BlockLogits:
+                     clean: Tensor | None = None, causal: bool | None = None, position: Tensor | None = None,
+                     sight: Tensor | None = None) -> CaptionLogits | BlockLogits:
         """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
 
         Args:
@@ -134,16 +138,17 @@ class CaptionReader(nn.Module):
             graphs: run the decoder, without gradients.
             clean: the true captions, long [R, L] on the CPU, for a model that reads earlier blocks beside noisy ones.
             causal: whether to read from left to right, for a model that learnt both. By default `self.causal`.
+            position, sight: of tokens that are not a caption, on the CPU, long [R, L] and bool [R, L, L] (`packing`).
 
         Raises ValueError if a length exceeds the context, or if such a model gets no `clean`.
         """
-        self.check_length(max(lengths))
+        self.check_length(max(lengths) if position is None else int(position.max()) + 1)
         if clean is not None:
             return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0])
         self.check_whole()
         infer_time = None if self.text.time_embedding is None else self.infer_time
         return CaptionLogits(self.text, image_kv, lengths, self.causal if causal is None else causal, infer_time,
-                             graphs)
+                             graphs, position, sight)
 
     def network(self, image_embs: Tensor) -> Network:
         """Return the function from texts to logits of images with these patch tokens, [B, P, D]."""

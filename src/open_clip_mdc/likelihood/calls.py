@@ -1,0 +1,95 @@
+"""Decoder calls for rows of any number and length, and rows of an image that are equal and so are read once.
+
+Captions of one length share steps of the heuristic until a revealed token differs. The host compares them.
+
+Dimensions: B images, J or R rows, L positions, M predicted tokens, D distinct ones of them, V vocabulary.
+"""
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models.interface import Network, TokenLogits
+
+
+def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_images: int,
+                  max_tokens: int) -> Iterator[tuple[np.ndarray, TokenLogits]]:
+    """Split J rows into decoder calls. A call has all rows of several images, or a part of one image's rows.
+
+    Args:
+        network: for `num_images` images, see `interface.Network`.
+        image, length: of each row, long [J]. Images ascend.
+        max_tokens: tokens per call, with padding.
+
+    Yields the indices of a call's rows, long [R], and the call's `TokenLogits` for texts [R, longest]. All images of a
+    call have the same number of rows: an index of -1 is a row of one token that fills up an image with fewer.
+    """
+    # One image more may not exceed the budget, nor the rows that the image with most rows asks of all.
+    rows_per_call = max(1, max_tokens // int(length.max()))
+    images, first, count = np.unique(image, return_index=True, return_counts=True)
+    start = 0
+    while start < len(images):
+        stop = start + 1
+        while stop < len(images) and (stop + 1 - start) * count[start:stop + 1].max() <= rows_per_call:
+            stop += 1
+        # [images, rows], -1 where an image has fewer rows than the others.
+        number = np.arange(count[start:stop].max())
+        rows = np.where(number < count[start:stop, None], first[start:stop, None] + number, -1)
+        step = max(1, rows_per_call // len(rows))
+        # All images need no copy of their keys and values.
+        subset = () if stop - start == num_images else (images[start:stop],)
+        for part in np.split(rows, range(step, rows.shape[1], step), axis=1):
+            yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel(), *subset)
+        start = stop
+
+
+def score_draws(network: Network, image: np.ndarray, length: np.ndarray, num_images: int, max_tokens: int,
+                score: Callable[[np.ndarray, TokenLogits], tuple[np.ndarray, Tensor]]) -> Tensor:
+    """Return the scores of J noised captions, [J] on the device, in as many decoder calls as the budget needs.
+
+    Args:
+        image, length, num_images, max_tokens: those of `decoder_calls`.
+        score: takes the indices of a call's rows, long [R], and its `TokenLogits`. Returns the captions that these rows
+            serve, or -1, long [S], and their scores, [S].
+    """
+    found = [score(*call) for call in decoder_calls(network, image, length, num_images, max_tokens)]
+    order, scores = np.concatenate([served for served, _ in found]), torch.cat([own for _, own in found])
+    # `order` says which caption a score is of. Its inverse says where a caption's score is.
+    real = (order >= 0).nonzero()[0]
+    where = np.empty(len(real), dtype=int)
+    where[order[real]] = real
+    return scores.index_select(0, torch.from_numpy(where).to(scores.device, non_blocking=True))
+
+
+def first_of_equal(ids: np.ndarray) -> np.ndarray:
+    """Return the first row that is equal to each row of ids, long [J] from long [J, L]."""
+    # Equal rows have equal sums. Rows that only have equal sums are told apart by their ids.
+    sums = ids @ np.random.default_rng(0).integers(2 ** 62, size=ids.shape[1])
+    _, first, group = np.unique(sums, return_index=True, return_inverse=True)
+    first = first[group]
+    return np.where((ids == ids[first]).all(1), first, np.arange(len(ids)))
+
+
+def distinct_logits(network: Network, text: Tensor, lengths: np.ndarray, predicted: Tensor,
+                    num_images: int) -> tuple[Tensor, Tensor]:
+    """Return float32 logits [D, V] of one decoder call without equal rows, and which of them each place has, long [M].
+
+    Args:
+        text: ids, long [R, L] on the CPU, R/B rows for each of `num_images` images.
+        lengths: number of tokens of each row, long [R].
+        predicted: places, long [M] into R*L.
+    """
+    image, position = np.arange(len(text)) * num_images // len(text), np.arange(text.shape[1])
+    # [R, 1 + L], without what stands in the padding.
+    ids = np.where(position < lengths[:, None], text.numpy(), -1)
+    first = first_of_equal(np.column_stack((image, ids)))
+    rows = np.unique(first)
+    (index, token_logits), = decoder_calls(network, image[rows], lengths[rows], num_images, text.numel())
+    # The row of the call that reads each distinct row. Index -1 only fills up the call.
+    called = np.empty(len(text), dtype=int)
+    called[rows[index[index >= 0]]] = (index >= 0).nonzero()[0]
+    row, position = np.divmod(predicted.numpy(), text.shape[1])
+    place, which = np.unique(called[first[row]] * lengths.max() + position, return_inverse=True)
+    logits = token_logits(text[rows[index], :lengths.max()], torch.from_numpy(place))
+    return logits, torch.from_numpy(which)
