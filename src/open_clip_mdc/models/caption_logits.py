@@ -152,7 +152,6 @@ class CaptionReader(nn.Module):
 
     def network(self, image_embs: Tensor) -> Network:
         """Return the function from texts to logits of images with these patch tokens, [B, P, D]."""
-        # Keys and values are computed once.
         image_kv = self.text.project_image(image_embs)
 
         def network(lengths: Sequence[int], images: np.ndarray | None = None, **reading) -> TokenLogits:

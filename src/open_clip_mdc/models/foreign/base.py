@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...objectives.registry import OBJECTIVES
 from ...text.special_tokens import PAD_ID, eot_id, sot_id
-from ..interface import Footprint, Network, StepLogits, TokenLogits
+from ..interface import Footprint, Network, StepLogits
 from ..precision import without_autocast
 
 
@@ -39,10 +39,7 @@ class ForeignCaptioner(nn.Module):
         raise NotImplementedError
 
     def logits(self, tokens: Tensor, text: Tensor) -> Tensor:
-        """Return logits [R, L, V], of which position i predicts token i + 1.
-
-        Args: image tokens [R, P, D], and the model's own ids, long [R, L].
-        """
+        """Return logits [R, L, V] from [R, P, D] and the model's ids, long [R, L]. Position i predicts token i + 1."""
         raise NotImplementedError
 
     def tokens_by(self, tokenizer: Any) -> Any:
@@ -81,10 +78,7 @@ class ForeignCaptioner(nn.Module):
             # [R, L, V] -> [M, V]
             return logits.flatten(0, 1).index_select(0, predicted - 1).float()
 
-        def network(lengths: Sequence[int], **reading) -> TokenLogits:
-            return token_logits
-
-        return network
+        return lambda lengths, **reading: token_logits
 
     def step_logits(self, image: Tensor) -> StepLogits:
         """Return the function that gives the next token's logits [R, V]. Images [B, 3, h, w] are encoded once."""
@@ -94,17 +88,6 @@ class ForeignCaptioner(nn.Module):
             return self.next_logits(tokens.repeat_interleave(len(text) // len(tokens), 0), text)[:, -1]
 
         return logits
-
-
-class EncodedBefore(nn.Module):
-    """Stands in a model where its image encoder was, and makes the encoder's output of tokens that it is given."""
-
-    def __init__(self, encoder: nn.Module, output: Callable[[Tensor], Any]):
-        super().__init__()
-        self.encoder, self.output = encoder, output
-
-    def forward(self, pixel_values: Tensor, **_) -> Any:
-        return self.output(pixel_values)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from timm.data.naflex_transforms import patchify_image
 from torch import Tensor, nn
 
-from .base import EncodedBefore, ForeignCaptioner
+from .base import ForeignCaptioner
 
 
 class GenLIPCaptioner(ForeignCaptioner):
@@ -16,12 +16,12 @@ class GenLIPCaptioner(ForeignCaptioner):
     def __init__(self, model: nn.Module):
         cfg = model.text_cfg
         super().__init__(model, cfg.vocab_size, cfg.context_length, model.trunk_cfg.width, (cfg.bos_id, cfg.eos_id))
-        self.images = model.patch_embed = EncodedBefore(model.patch_embed, lambda tokens: tokens)
+        self.patch_embed, model.patch_embed = model.patch_embed, nn.Identity()  # patches are embedded before
         self.patch_size = model.visual.patch_size
         self.grid = [size // patch for size, patch in zip(model.visual.image_size, self.patch_size, strict=True)]
 
     def encode(self, image: Tensor) -> Tensor:
-        return self.images.encoder(torch.stack([patchify_image(x, self.patch_size)[0] for x in image]))
+        return self.patch_embed(torch.stack([patchify_image(x, self.patch_size)[0] for x in image]))
 
     def logits(self, tokens: Tensor, text: Tensor) -> Tensor:
         # Row and column of each patch, [P, 2].

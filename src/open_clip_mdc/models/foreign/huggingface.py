@@ -3,28 +3,20 @@
 Another `model_type` is a row of KINDS.
 """
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from .base import EncodedBefore, ForeignCaptioner, ForeignTokens
+from .base import ForeignCaptioner, ForeignTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Kind(NamedTuple):
-    """A `model_type` of transformers: its image encoder, and the settings that hold the ids of SOT and EOT."""
-
-    encoder: str
-    sot: str
-    eot: str
-
-
-KINDS = {
-    "vision-encoder-decoder": Kind("encoder", "decoder_start_token_id", "eos_token_id"),
-    "blip": Kind("vision_model", "bos_token_id", "sep_token_id"),
-    "git": Kind("git.image_encoder", "bos_token_id", "eos_token_id"),
+KINDS = {  # by `model_type`: the image encoder, and the settings that hold the ids of SOT and EOT
+    "vision-encoder-decoder": ("encoder", "decoder_start_token_id", "eos_token_id"),
+    "blip": ("vision_model", "bos_token_id", "sep_token_id"),
+    "git": ("git.image_encoder", "bos_token_id", "eos_token_id"),
 }
 
 
@@ -37,19 +29,27 @@ def setting(model: "PreTrainedModel", name: str) -> int:
     return found
 
 
+class EncodedBefore(nn.Module):
+    """Stands where a model has its image encoder, and passes on the tokens that it is given, [R, 1, P, D]."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.encoder, self.config = encoder, encoder.config
+
+    def forward(self, pixel_values: Tensor, **_):
+        from transformers.modeling_outputs import BaseModelOutput
+        return BaseModelOutput(last_hidden_state=pixel_values[:, 0])
+
+
 class HFCaptioner(ForeignCaptioner):
     """A captioner of `KINDS`, a model of transformers with `labels`."""
 
     def __init__(self, model: "PreTrainedModel"):
-        from transformers.modeling_outputs import BaseModelOutput
-        kind, text = KINDS[model.config.model_type], model.config.get_text_config(decoder=True)
+        (encoder, *ends), text = KINDS[model.config.model_type], model.config.get_text_config(decoder=True)
         super().__init__(model, text.vocab_size, text.max_position_embeddings, text.hidden_size,
-                         (setting(model, kind.sot), setting(model, kind.eot)))
-        # [R, 1, P, D], as GIT wants images of four dimensions.
-        self.images = EncodedBefore(model.get_submodule(kind.encoder),
-                                    lambda tokens: BaseModelOutput(last_hidden_state=tokens[:, 0]))
-        self.images.config = self.images.encoder.config
-        model.set_submodule(kind.encoder, self.images)
+                         tuple(setting(model, name) for name in ends))
+        self.images = EncodedBefore(model.get_submodule(encoder))
+        model.set_submodule(encoder, self.images)
 
     def tokens_by(self, tokenizer: "PreTrainedTokenizerBase") -> ForeignTokens:
         return ForeignTokens(partial(tokenizer.encode, add_special_tokens=False, verbose=False),
@@ -61,4 +61,5 @@ class HFCaptioner(ForeignCaptioner):
     def logits(self, tokens: Tensor, text: Tensor) -> Tensor:
         given = {"decoder_input_ids": text} if self.model.config.is_encoder_decoder else {
             "input_ids": text, "logits_to_keep": text.shape[1]}
+        # GIT wants images of four dimensions.
         return self.model(pixel_values=tokens[:, None], use_cache=False, **given).logits
