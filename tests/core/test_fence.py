@@ -20,8 +20,8 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_820, 30.8),
-    "src": (("src",), 16_980, 93),
+    "the heart": (HEART, 5_830, 30.9),
+    "src": (("src",), 16_990, 93),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_500, 33.9),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.5),
     "tests": (("tests",), 26_200, 197.9),

@@ -7,12 +7,12 @@ Dimensions: B images, R captions (R/B consecutive rows per image), L positions, 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..models.captioner import Captioner
-from ..models.foreign.base import ForeignCaptioner
 from ..models.interface import ImageKV, Network, StepLogits
 from ..objectives.times import mask_condition
 from ..text.special_tokens import caption_lengths, eot_id
@@ -25,6 +25,10 @@ from .lengths import default_length
 from .options import OptionError, Search, Unmasking, check_rule, check_scale, searches
 from .rules import LENGTHS, SAMPLERS
 from .sampling import Decoded
+
+if TYPE_CHECKING:
+    from ..models.foreign.base import ForeignCaptioner
+    AnyCaptioner = Captioner | ForeignCaptioner
 
 DEFAULTS = Unmasking()
 OF_UNMASK_IMAGES = ("text", "blind", "guidance_kl")  # its arguments that are no fields of `Unmasking`
@@ -115,10 +119,10 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
     return step_logits
 
 
-def search_images(model: Captioner | ForeignCaptioner, image: Tensor, options: Search) -> Decoded:
+def search_images(model: "AnyCaptioner", image: Tensor, options: Search) -> Decoded:
     """Caption images [B, 3, height, width] from left to right, R = samples * B."""
     max_length = options.max_length(model.context_length - 2)
-    step_logits = model.step_logits(image) if isinstance(model, ForeignCaptioner) else cached_step_logits(
+    step_logits = model.step_logits(image) if hasattr(model, "step_logits") else cached_step_logits(
         model, model.text.project_image(model.encode_image_tokens(image)))
     args = (step_logits, options.samples * len(image), model.vocab_size, max_length)
     if options.sampling.temperature:
@@ -127,7 +131,7 @@ def search_images(model: Captioner | ForeignCaptioner, image: Tensor, options: S
 
 
 @torch.no_grad()
-def generate(model: Captioner | ForeignCaptioner, image: Tensor, return_trace: bool = False, guide: Guide | None = None,
+def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, guide: Guide | None = None,
              rerank: bool = False, **options) -> Tensor | Decoded:
     """Return captions as ids from SOT to EOT, then padding, long [R, L], as `CoCa.generate` does. No id is a mask.
 

@@ -14,13 +14,13 @@ Dimensions: B images, C candidates of an image, L positions, N scored tokens of 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.captioner import Captioner
-from ..models.foreign.base import ForeignCaptioner
 from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
 from .blocks import heuristic_in_blocks
 from .draws import draw_masks
@@ -30,12 +30,15 @@ from .parallel import parallel
 from .replace_bound import bound
 from .scoring import Call, Likelihood, Scorer, Scoring, Sizes
 
+if TYPE_CHECKING:
+    from ..models.foreign.base import ForeignCaptioner
+    AnyCaptioner = Captioner | ForeignCaptioner
+
 MIB = 2 ** 20
-AnyCaptioner = Captioner | ForeignCaptioner
 CPU_TOKENS = 4096  # most tokens of a call unless memory_mib is given. Larger calls do not fit the CPU's caches
 
 
-def mean_image(model: AnyCaptioner, images: Iterable[Tensor]) -> Tensor:
+def mean_image(model: "AnyCaptioner", images: Iterable[Tensor]) -> Tensor:
     """Return the null image: patch tokens averaged over batches of images, position by position, [P, D].
 
     Used as the image, it turns p(caption | image) into an estimate of p(caption). (A grey image would be unlike any in
@@ -91,7 +94,7 @@ SCORERS = {
 
 
 @torch.inference_mode()
-def log_likelihood(model: AnyCaptioner, image: Tensor | None, text: Tensor, method: str | None = None,
+def log_likelihood(model: "AnyCaptioner", image: Tensor | None, text: Tensor, method: str | None = None,
                    blind: Tensor | None = None, memory_mib: int | None = None, return_details: bool = False,
                    **options) -> Tensor | Likelihood:
     """Return log p(caption | image) in nats, exact or estimated, for any number of candidate captions per image.
@@ -171,7 +174,7 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return text.masked_fill(repeats[..., None], eot), first  # a lone EOT has no scored token and costs almost nothing
 
 
-def _call_sizes(model: AnyCaptioner, image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,
+def _call_sizes(model: "AnyCaptioner", image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,
                 options: Scoring) -> Sizes:
     vocab_size, width, layers, element, copies_image = model.footprint
     streams = 2 if model.objective.order == "blocks" else 1

@@ -4,7 +4,7 @@ Dimensions: B images, R captions (R/B consecutive rows per image), L positions, 
 W decoder width.
 """
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from ..objectives.blocks import two_streams
 from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, pack_tokens, pad_to_bucket
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder, TextKV
-from .interface import Footprint, ImageKV, Network, TokenLogits
+from .interface import ImageKV, Network, TokenLogits
 
 if TYPE_CHECKING:
     from .step_graphs import StepGraphs
@@ -106,6 +106,16 @@ class BlockReader:
     def keep(self, block: Tensor) -> None:
         """Read a finished block, long [R, n], which all later ones see."""
         _, self.past = self.decoder.step(block, self.image_kv, self.past)
+
+
+class Footprint(NamedTuple):
+    """Sizes of a decoder, from which `log_likelihood` tells the memory of a call."""
+
+    vocab_size: int
+    width: int
+    layers: int  # of keys and values that are kept of an image
+    element_size: int  # bytes of a weight
+    copies_image: bool = False  # True if each caption's row holds the image's tokens once more
 
 
 class CaptionReader(nn.Module):

@@ -8,7 +8,6 @@ Dimensions: B images, R captions (R/B consecutive rows per image), L positions, 
 P patches, W decoder width, H heads, V vocabulary.
 """
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -26,13 +25,3 @@ Network = Callable[..., TokenLogits]
 
 # (text [R, n], parent [R]) -> logits [R, V]. Row r continues row parent[r] of the last call, for key/value caches.
 StepLogits = Callable[[Tensor, Tensor], Tensor]
-
-
-class Footprint(NamedTuple):
-    """Sizes of a decoder, from which `log_likelihood` tells the memory of a call."""
-
-    vocab_size: int
-    width: int
-    layers: int  # of keys and values that are kept of an image
-    element_size: int  # bytes of a weight
-    copies_image: bool = False  # True if each caption's row holds the image's tokens once more

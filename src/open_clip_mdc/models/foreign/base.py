@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ...objectives.registry import OBJECTIVES
 from ...text.special_tokens import PAD_ID, eot_id, sot_id
-from ..interface import Footprint, Network, StepLogits
+from ..caption_logits import Footprint
+from ..interface import Network, StepLogits
 from ..precision import without_autocast
 
 
