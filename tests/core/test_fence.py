@@ -30,7 +30,7 @@ LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
-ENTERED = {"load": 42, "caption": 20, "score": 19, "probe": 53, "train": 54}
+ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 53, "train": 54}
 
 
 def nodes(tree: ast.AST) -> int:
