@@ -37,7 +37,7 @@ help:
 	@echo "make lint | prose | clean"
 	@echo
 	@echo "Tables and figures of the paper, which resume if you run the same command again:"
-	@echo "make table1 ... table5, figure3 ... figure6, stability, floors, lengths, steps, claims, or tables for all of them"
+	@echo "make table1 ... table5, figure3 ... figure6, stability, floors, lengths, steps, claims, compared, or tables for all of them"
 	@echo "     SCALE=scenes (default), rich, gpu, flickr8k or paper, DATA=folder of the data, GPUS=0 (the CPU) or more,"
 	@echo "     SEEDS='0 1 2', JUDGE_URL=endpoint of Table 3's judge. make -n prints the commands"
 	@echo "make curves SCALE=rich     learning curves on richer scenes, or with SCALE=gpu on a GPU"
@@ -152,7 +152,7 @@ SCALE ?= scenes
 DATA ?= data
 GPUS ?=
 SEEDS ?=
-TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims
+TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims compared
 ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers epochs repetition position contexts sentences
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \

@@ -8,8 +8,8 @@ their difference is:
 - *at the floor*: a probe is not two standard errors above the same probe of pixels, or of the untrained network.
 - *no image*: the image adds no more than 10 points to the accuracy on pairs of captions. Where it adds more, claims on
   captioners are judged by debiased accuracy.
-- *saturated*: both sides have 99 % or more at the end of the run. Where checkpoints are kept, the claim is judged at a
-  quarter of the run, unless both sides have 99 % there, too.
+- *saturated*: both sides have 99 % or more at the end of the run.
+- *cannot fail* or *cannot show*: the scale's data decide it (`Scale.void`).
 """
 import csv
 import io
@@ -86,6 +86,7 @@ def names_of(scale: Scale) -> dict[str, str]:
     found = {"alt": scale.data[scale.alt].label, "long": scale.data[scale.long].label,
              "search": scale.data[scale.search].label, "net": scale.backbone, "test": captioning.label,
              "ours": captioning.lengths[0], "longest": fixed[-1],
+             "free": "auto" if "auto" in captioning.lengths else captioning.lengths[0],
              "probe": "Average" if len(scale.probes) > 1 else next(iter(scale.probes), ""),
              "debiased": "" if scale.name == "paper" else ", debiased"}
     found |= {of: scale.data[name].label for of, name in zip(("ratio", "ratio2"), scale.ratios, strict=False)}
@@ -114,6 +115,8 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
         title = named.get(table, re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table))
         here = [tuple(cells[table][place] for place in side if place in cells.get(table, ())) for side in sides]
         here = [of_side if len(of_side) == len(side) else () for of_side, side in zip(here, sides, strict=True)]
+        if not all(here) and not needs:
+            continue  # the scale has no such rows
         found.append(Claim(ledger, short, title, text, *here, kind == "level", paper,
                            "" if scale.name == "paper" else needs))
     return found
@@ -162,13 +165,6 @@ def saturated(sides: Iterable[Side | None]) -> bool:
     return all(side and side.mean() >= SATURATED for side in sides)
 
 
-def at_quarter(claim: Claim, scale: Scale) -> Claim:
-    epoch = scale.curve[1] if scale.curve else None
-    sides = [tuple(cell._replace(run=cell.run._replace(at=epoch)) for cell in side)
-             for side in (claim.left, claim.right)]
-    return claim._replace(text=f"{claim.text}, at {epoch}/{scale.epochs} of the run", left=sides[0], right=sides[1])
-
-
 # ---- verdicts
 
 
@@ -209,16 +205,12 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
         return Row(claim, PAPER, claim.needs, compare(*sides))
     if None in sides:
         return Row(claim, "not run")
-    selection = claim.left[0].evaluation.task == "image_caption_selection"
-    if selection and saturated(sides) and scale.curve:
-        earlier = at_quarter(claim, scale)
-        found = measured.side(earlier.left, earlier.right), measured.side(earlier.right, earlier.left)
-        if None not in found:
-            claim, sides = earlier, found
     margin = margin_of(claim, scale)
     finding = compare(*sides, margin, claim.level, earlier_looks(claim, scale, sides))
-    if selection and saturated(sides):
+    if claim.left[0].evaluation.task == "image_caption_selection" and saturated(sides):
         return Row(claim, "no verdict", "saturated", finding)
+    if claim.id in scale.void:
+        return Row(claim, "no verdict", scale.void[claim.id], finding)
     for side in (claim.left, claim.right):
         if why := at_the_floor(measured, side) or without_image(measured, side):
             return Row(claim, "no verdict", why, finding)
@@ -300,7 +292,7 @@ def table(rows: Iterable[Row], scale: Scale) -> str:
         finding, claim = row.finding, row.claim
         numbers = (finding.difference, *(finding.interval or (None, None)), finding.error, row.margin)
         writer.writerow([f"{scale.name}.{claim.id}", claim.ledger, claim.where, claim.sentence, claim.paper,
-                         *("" if value is None else f"{value:.4g}" for value in numbers),
+                         *("" if value is None else f"{value:.6g}" for value in numbers),
                          *("" if value is None else f"{value:.3g}" for value in (row.p, row.p_within)),
                          finding.basis, *errors(finding),
                          " ".join(names_of_trainings((*claim.left, *claim.right))) if finding.seeds else "", row.shown,

@@ -33,7 +33,8 @@ TITLES = {
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
     "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
     "table8": "Table 8: two views of a caption at equal cost",
-    "claims": "Verdicts on the paper's claims", "article": "Verdicts on the article's claims",
+    "claims": "Verdicts on the paper's claims", "compared": "Verdicts on MDC and ARC compared",
+    "article": "Verdicts on the article's claims",
     "mcdiffusion": "Verdicts on MC-Diffusion's claims", "views": "Verdicts on two views",
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
     "towers": "A trained encoder after training by each objective",
@@ -43,7 +44,7 @@ TITLES = {
     "sentences": "Two sentences of a photograph, in both orders",
     "lastsaid": "Linear probes of the word that is always said last",
 }
-LEDGERS = ("claims", "mcdiffusion", "article", "views", "repetition")
+LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition")
 WITH_CLAIMS = (*LEDGERS, "position", *contexts.LEDGERS, "lastsaid")
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 

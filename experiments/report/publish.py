@@ -23,7 +23,6 @@ from .collect import LEDGERS, WITH_CLAIMS, collect, write
 
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
-WHAT_IS_COMPARED = f"{CLAIM_SEPARATOR}|, (?=at )"  # between a claim and the rows, or the part of the run
 BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
@@ -115,7 +114,7 @@ def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
         first = next((row for row in found if row), None)
         if first is None:
             raise ValueError(f"claims.csv has no claim {one}")
-        lines.append([one, re.split(WHAT_IS_COMPARED, first["claim"])[0], first["its numbers"],
+        lines.append([one, first["claim"].partition(CLAIM_SEPARATOR)[0], first["its numbers"],
                       *(shown(row) if row else "" for row in found)])
     return markdown_table(["claim", "", "paper", *scales], lines) + "\n"
 
@@ -132,19 +131,20 @@ def counts(rows: list[dict[str, str]]) -> str:
 
 
 def standing(rows: list[dict[str, str]], which: str) -> str:
-    """Return the paper's claims in which the left side (MDC) is better, worse or equal, as a list with all scales."""
+    """Return the claims in which the left side (MDC) is better, worse or equal, as a list with all scales."""
     numbers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row["ledger"] != "claims" or row["verdict"] in ("not resolved", "no verdict", "not run", PAPER):
+        open_ones = "not resolved", "no verdict", "not run", PAPER
+        if row["ledger"] not in ("claims", "compared") or row["verdict"] in open_ones:
             continue
         equal = row["verdict"].startswith("within") or row["verdict"] == "shows" and " level " in row["claim"]
         stands = "equal" if equal else "better" if float(row["difference"]) > 0 else "worse"
         if stands == which:
             scale, _, short = row["id"].partition(".")
-            claim, *here = re.split(WHAT_IS_COMPARED, row["claim"])
+            claim, _, here = row["claim"].partition(CLAIM_SEPARATOR)
             number, _, verdict = shown(row).rpartition(", ")
             numbers.setdefault((f"{row['paper']} ({short}). {claim}", verdict), []).append(
-                f"{number} in {scale}" + f" [{', '.join(here)}]" * bool(here))
+                f"{number} in {scale}" + f" [{here}]" * bool(here))
     lines = [f"- {claim}: {', '.join(found)}, {verdict}" for (claim, verdict), found in numbers.items()]
     return "\n".join(lines or ["- no claim so far"]) + "\n"
 

@@ -7,12 +7,13 @@ from seeds and a part from images.
 **Seeds** that both rows have are compared pairwise. Three seeds alone say little about a standard deviation. So rows
 of different trainings share it with their family: all captioners, or all CLIP models, with the same evaluation
 (`pool`, from which the effect that a seed has on all rows is removed). The variance of a difference is then
-(d twice the pool + (n - 1) own) / (d + n - 1), with d + n - 1 degrees of freedom, where own is that of its n pairs
-(Smyth 2004). With few seeds the pool is the better estimate, and with many the pairs are. Smyth estimates d from the
-rows. Here it is 3, or the pool's degrees of freedom if they are fewer. This is the largest number at which at most 5 %
-of ledgers have a false difference even if one row varies three times as much as the others, at any number of seeds. If
-it varies four times as much, it is 6 % with two or three seeds. With d = 6 it would be 11 and 15 %. Rows of the same
-trainings vary together, so that their own pairs alone are used. One seed resolves nothing.
+(d pool + (n - 1) own) / (d + n - 1), with d + n - 1 degrees of freedom, where own is that of its n pairs and pool twice
+that of the rows (Smyth 2004). With few seeds the pool is the better estimate, and with many the pairs are. Smyth
+estimates d from the rows. Here it is 3, or the pool's degrees of freedom if they are fewer. This is the largest number
+at which at most 5 % of ledgers have a false difference even if one row varies three times as much as the others, at any
+number of seeds. If it varies four times as much, it is 6 % with two or three seeds. With d = 6 it would be 11 and 15 %.
+Rows of the same trainings vary together, so that their own pairs alone are used. One seed resolves nothing: its
+interval is of the images alone, and it has no p.
 
 **Images.** Where the results of single images are kept, each image has an influence on D: its weighted deviation from
 the mean on the left minus that on the right. The variance from images is the sum over images of the squared mean
@@ -115,7 +116,8 @@ def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float,
         return own / count, count - 1, f"{count} seeds" + " of the same trainings" * same
     prior = min(PRIOR, pooled.freedom)
     freedom = prior + count - 1
-    moderated = (prior * 2 * pooled.variance + (count - 1) * own) / freedom
+    of_pool = pooled.variance * sum(1 / len(side.trainings or (None,)) for side in (left, right))  # a mean of trainings
+    moderated = (prior * of_pool + (count - 1) * own) / freedom
     return moderated / count, freedom, f"{count} seeds, sd of {pooled.rows} rows"
 
 
@@ -180,24 +182,28 @@ def compare(left: Side | None, right: Side | None, margin: float | None = None, 
     known = Finding(difference, seeds=len(seeds),
                     of_images=None if of_images is None else of_images[0] if of_images else (0.0, math.inf))
     if len(seeds) < 2:
-        return known._replace(basis="1 seed")
-    *of_seeds, basis = seed_variance(left, right, seeds)
-    known = known._replace(of_seeds=tuple(of_seeds))
+        of_seeds, basis = (), "1 seed"
+    else:
+        *of_seeds, basis = seed_variance(left, right, seeds)
+        known = known._replace(of_seeds=tuple(of_seeds))
     if of_images is None:
         return known._replace(basis=f"{basis}, error of images unknown")
-    parts = [part for part in (tuple(of_seeds), *of_images) if part[0]]
+    parts = [part for part in (tuple(of_seeds), *of_images) if part and part[0]]
     if not parts:
-        return known._replace(basis=f"{basis}, all alike")
+        return known._replace(basis=f"{basis}, all alike" if of_seeds else basis)
     if of_images:
         basis += f", {of_images[0][1] + 1:,} images" if of_images[0][1] < math.inf else ", bound of the images' error"
+    error, wide = math.sqrt(sum(variance for variance, _ in parts)), reach(parts, 0.025)
+    known = known._replace(error=error, interval=(difference - wide, difference + wide), basis=basis)
+    if not of_seeds:
+        return known._replace(basis=f"{basis} alone")  # another training may differ by more, so there is no p
     looks = (*(count for count in earlier if count < len(seeds)), len(seeds))
     if len(looks) > 1:
         basis += f", {len(looks)} looks"
     within = None if margin is None else pocock(tail(parts, margin - abs(difference)), looks)
-    apart = pocock(min(1.0, 2 * tail(parts, abs(difference) - margin * level if margin else abs(difference))), looks)
-    error, wide = math.sqrt(sum(variance for variance, _ in parts)), reach(parts, 0.025)
-    return known._replace(error=error, interval=(difference - wide, difference + wide), p=apart, p_within=within,
-                          basis=basis)
+    beyond = abs(difference) - (margin if level and margin else 0.0)
+    apart = pocock(min(1.0, 2 * tail(parts, beyond)), looks)
+    return known._replace(p=apart, p_within=within, basis=basis)
 
 
 @cache

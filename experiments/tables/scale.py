@@ -115,6 +115,7 @@ class Scale(NamedTuple):
     free: tuple[str, ...] = ()  # flags of runs that train such an encoder further
     margin: float = 1.0  # points within which two rows count as level
     cider_margin: float = 1.0  # the same for CIDEr
+    void: dict[str, str] = {}  # claims that the scale's data decide, by id, with the reason
     fetch: tuple[tuple[str, str], ...] = ()  # (folder or file of {data}, the command that fetches it)
 
     @property

@@ -43,7 +43,7 @@ def test_a_ledger_from_results(tmp_path):
     wide, narrow = row_of(rows, "t-wide"), row_of(rows, "t-middle")
     assert (wide.verdict, wide.finding.difference, wide.claim.paper) == ("shows", pytest.approx(30), "39.2 / 29.3")
     assert (narrow.verdict, narrow.finding.difference, narrow.finding.basis) == (
-        "not resolved", pytest.approx(1.0), "1 seed")
+        "not resolved", pytest.approx(1.0), "1 seed, bound of the images' error alone")
     assert row_of(rows, "t-near").verdict == "not run"
     # by hand: differences 30, 29, 31; 1,600 test images, (0.71 * 1600 + 1) of 1602 and (0.41 * 1600 + 1) of 1602
     of_images = sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
@@ -51,7 +51,7 @@ def test_a_ledger_from_results(tmp_path):
     assert wide.finding.interval == pytest.approx((30 - reach, 30 + reach))
     page = claims.ledger(rows, read_results(tmp_path), scales.SCENES)
     assert f"| +30.0 | {30 - reach:+.1f} to {30 + reach:+.1f} |" in page
-    assert "\n18 claims: 1 shows, 0 contradicts, 0 within, 1 not resolved, 0 no verdict, 16 not run.\n" in page
+    assert "\n20 claims: 1 shows, 0 contradicts, 0 within, 1 not resolved, 0 no verdict, 18 not run.\n" in page
     assert "| CC12M, ImageNet: MDC above ARC | 54.8 / 54.2 | ImageNet |  |\n" in page
     table = list(csv.DictReader([",".join(claims.COLUMNS), *claims.table(rows, scales.SCENES).splitlines()]))
     row = next(row for row in table if row["id"] == "scenes.t-wide")
@@ -128,7 +128,7 @@ def test_the_ledger_is_of_the_papers_claims():
         assert claim.left and claim.right and not claim.needs, claim.text
         numbers = [float(number) for number in claim.paper.split(" / ")] if claim.paper else []
         if numbers:
-            assert abs(numbers[0] - numbers[1]) < 1 if claim.level else numbers[0] > numbers[1], claim.text
+            assert abs(numbers[0] - numbers[1]) < 2 if claim.level else numbers[0] > numbers[1], claim.text
         for cells, number in zip((claim.left, claim.right), numbers, strict=False):
             if all(cell.paper is not None for cell in cells):
                 assert number == pytest.approx(np.mean([cell.paper for cell in cells]), abs=0.051), claim.text

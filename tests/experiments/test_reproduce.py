@@ -22,7 +22,7 @@ def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(caps
     out = "--out", str(tmp_path)
     assert trained(capsys, "scenes.bert15", *out) == [f"{model}--short--s{seed}" for seed in range(11) for model in (
         "MDC-ViT-Ti-8", "BERT-ViT-Ti-8-r15")]
-    quarter = trained(capsys, "rich.pairs-arc", *out, "--seeds", "3")
+    quarter = trained(capsys, "rich.early", *out, "--seeds", "3")
     assert sorted(quarter) == ["ARC-ViT-Ti-8-rich--short--s3", "MDC-ViT-Ti-8-rich--short--s3"]
     assert trained(capsys, "position.gain-parallel", *out) == [f"Parallel-ViT-Ti-8--r90--s{seed}" for seed in range(3)]
     assert trained(capsys, "position.last-features", *out, "--seeds", "1") == [
