@@ -55,7 +55,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
         if claim.id == short:
             if not claim.left or not claim.right:
                 raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
-            part = f".{claim.ledger}" if claim.ledger in LEDGERS[1:] else ""
+            part = "" if claim.ledger not in LEDGERS or claim.ledger in ("claims", "compared") else f".{claim.ledger}"
             file = folder / f"{scale}{part}.tar.xz"
             if not file.exists():
                 raise ValueError(f"{name} has no archived results: {file} does not exist")
