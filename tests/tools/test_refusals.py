@@ -116,7 +116,9 @@ def test_a_wrong_command_is_refused_in_one_line(program, argv, named, place, mon
     for variable in ("OPENAI_BASE_URL", "OPENAI_MODEL"):
         monkeypatch.delenv(variable, raising=False)
     if program == "open_clip_train":  # it refuses before it spends a minute on a model
-        monkeypatch.setattr(open_clip, "create_model_and_transforms", lambda *args, **kwargs: pytest.fail("a model"))
+        # Its module is imported before OpenCLIP's function is replaced, or it would keep what stands for it.
+        for place_of in ("open_clip_train.main", "open_clip"):
+            monkeypatch.setattr(f"{place_of}.create_model_and_transforms", lambda *a, **k: pytest.fail("a model"))
     before = set(place.rglob("*"))
     with pytest.raises(SystemExit) as end:
         refuse(program, argv)
