@@ -18,7 +18,7 @@ OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %"
               "BERT 75 %": "BERT-{}-r75", "parallel": "Parallel-{}"}
 MAIN = ("MDC", "ARC")
 BETWEEN = {name: OBJECTIVES[name] for name in (*MAIN, "CapPa")} | {
-    "blocks of 2": "MDC-{}-b2", "blocks of 4": "MDC-{}-b4", "mix": "Mix-{}-arc50"}
+    "blocks of 2": "MDC-{}-b2", "blocks of 4": "MDC-{}-b4", "Mix": "Mix-{}-arc50"}
 CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measure -> the context
 # The share of objects whose shape is the one that goes with their colour. All objectives are trained at the first
 # value, MDC and ARC at each.

@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 16_990, 93),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_500, 33.9),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.5),
-    "tests": (("tests",), 26_200, 197.9),
+    "tests": (("tests",), 26_210, 197.9),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206

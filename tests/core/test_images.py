@@ -133,8 +133,9 @@ def pairs(photos: Path) -> dict[str, np.ndarray]:
 
 def benchmark(name: str, root: Path, task: str, **options):
     """As `clip_benchmark eval` builds it."""
-    args = Namespace(dataset=name, dataset_root=str(root), task=task, language="en", batch_size=1, annotation_file=None,
-                     custom_template_file=None, custom_classname_file=None, wds_cache_dir=None, **options)
+    args = Namespace(dataset=name, split="test", seed=0, dataset_root=str(root), task=task, language="en",
+                     batch_size=1, annotation_file=None, custom_template_file=None, custom_classname_file=None,
+                     wds_cache_dir=None, **options)
     return Job(args, Flags(), {}, root).build("test", np.asarray)
 
 

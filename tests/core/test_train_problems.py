@@ -27,7 +27,7 @@ def test_a_checkpoint_of_something_else_is_named_in_one_line(csv, tmp_path, flag
     ended = open_clip_train("--batch-size", "12", "--epochs", "1", flag, tmp_path / "other.pt", data=csv, logs=tmp_path,
                             check=False)
     last = ended.stderr.strip().splitlines()[-1]
-    assert ended.returncode == 1 and last.startswith("error: ") and str(tmp_path / "other.pt") in last and words in last
+    assert ended.returncode == 2 and last.startswith("error: ") and str(tmp_path / "other.pt") in last and words in last
     assert "Traceback" not in ended.stderr
 
 

@@ -224,5 +224,5 @@ def test_what_makes_no_sense_is_refused(model, image):
             generate(model, image, **options)
     with pytest.raises(ValueError, match="padding"):  # of one row of two
         unmask(table(HAND), [[4, 6, 5, 0, 0], [4, 6, 5, 6, 0]], 6)
-    with pytest.raises(TypeError, match="num_beams"):
+    with pytest.raises(ValueError, match="num_beams"):
         generate(model, image, num_beams=6)

@@ -86,7 +86,7 @@ def test_resuming_a_checkpoint_of_the_other_version_is_refused_in_one_line(csv, 
         ended = run(python, "-m", "open_clip_mdc.train", *flags(csv, tmp_path, name, "--resume", checkpoint),
                     check=False)
         last = ended.stderr.strip().splitlines()[-1]
-        assert ended.returncode == 1 and f"{checkpoint} was trained with OpenCLIP {other}: " in last
+        assert ended.returncode == 2 and f"{checkpoint} was trained with OpenCLIP {other}: " in last
         assert "Traceback" not in ended.stderr and not list((tmp_path / name / "checkpoints").iterdir())
 
 
