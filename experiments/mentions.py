@@ -22,7 +22,7 @@ tokens of a noised row, which has two streams in block diffusion.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -186,12 +186,22 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
     return found
 
 
-def means(found: dict[str, list]) -> dict[str, float]:
-    """Return the weighted mean over scenes of each "MEASURE_PLACE", in each context."""
+def means(found: dict[str, list], measures: Sequence[str] = MEASURES) -> dict[str, float]:
+    """Return the weighted mean over images of each "MEASURE_PLACE", in each context."""
     contexts = ("", "left_") if "left_weight_first" in found else ("",)
     return {f"{context}{name}_{place}": float(np.sum(found[f"{context}{name}_{place}"]) /
                                               np.sum(found[f"{context}weight_{place}"]))
-            for context in contexts for name in MEASURES for place in PLACES}
+            for context in contexts for name in measures for place in PLACES}
+
+
+def keep(path: Path, about: dict, found: dict[str, list], measures: Sequence[str] = MEASURES) -> None:
+    """Write the result of a network and its values of single images, and print the means. `found` is of `by_image`."""
+    metrics = means(found, measures)
+    values = {name: [float(f"{x:.{DIGITS}g}") for x in of_images] for name, of_images in found.items()
+              if name != "images"}
+    results.write_items(path, {"images": found["images"], "values": values})
+    results.write(path, about, metrics)
+    print(path, json.dumps(metrics))
 
 
 def main() -> None:
@@ -213,11 +223,7 @@ def main() -> None:
                 continue
             found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
                              REDUNDANCIES[args.name], DRAWS, contexts=args.contexts)
-            metrics = means(found)
-            results.write_items(path, {"images": found.pop("images"), "values": {
-                name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in found.items()}})
-            results.write(path, about, metrics)
-            print(path, json.dumps(metrics))
+            keep(path, about, found)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

@@ -14,13 +14,11 @@ weights. Per word of a sentence, without full stops and EOT:
 Dimensions: B captions, L positions, P patches.
 """
 import argparse
-import json
 import sys
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +31,7 @@ from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.packing import pack
 
 from .flickr8k import grey_image
-from .mentions import DIGITS, as_trained
+from .mentions import as_trained, keep
 from .tables.position import DRAWS, PLACES
 
 PHOTOGRAPHS = 20  # in a batch
@@ -115,12 +113,7 @@ def main() -> None:
             model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
             blind, _, _ = checkpoints.load(twin, captioner=True)
             found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
-            metrics = {f"{name}_{place}": float(np.sum(found[f"{name}_{place}"]) / np.sum(found[f"weight_{place}"]))
-                       for name in ("loss", "gain") for place in PLACES}
-            results.write_items(path, {"images": found.pop("images"), "values": {
-                name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in found.items()}})
-            results.write(path, about, metrics)
-            print(path, json.dumps(metrics))
+            keep(path, about, found, ("loss", "gain"))
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

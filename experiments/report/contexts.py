@@ -12,11 +12,12 @@ from ..tables.cells import Cell
 from ..tables.scales import Scale
 from . import claims
 from .claims import Claim
-from .position import row_of, side
-from .verdicts import Finding, Side, compare, decide
+from .position import against, row_of, side, verdict_table
+from .verdicts import Finding, compare, decide
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
 LEDGERS = ("contexts", "sentences")
+WHAT = "ratio minus 1, or difference of ratios (95 %)"
 CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
 
 
@@ -36,20 +37,14 @@ def second(values: dict[str, list[float]], measure: str) -> tuple[float, list[fl
 
 def of_place(values: dict[str, list[float]], measure: str, place: str) -> tuple[list[float], list[float], float]:
     """Return weighted values and weights of each image, and the weighted mean."""
-    context = measure.rpartition(" ")[0]
-    x, w = (values["_".join((f"{context} {name}").split())] for name in (f"{measure.split()[-1]} {place}",
-                                                                         f"weight {place}"))
+    context, _, name = measure.rpartition(" ")
+    prefix = context and f"{context}_"
+    x, w = values[f"{prefix}{name}_{place}"], values[f"{prefix}weight_{place}"]
     return x, w, sum(x) / sum(w)
 
 
 def measured(cell: Cell) -> tuple[str, str]:
     return cell.row, cell.column.partition(",")[0]
-
-
-def against(found: Side | None, value: float, margin: float | None = None) -> Finding:
-    """Compare a side with a number, or ask by a margin whether it is level with it."""
-    return compare(found, found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
-                                         found.trainings), margin, margin is not None)
 
 
 def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
@@ -70,14 +65,17 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
     A level claim is that a ratio is 1, or that two are equal. In `contexts` a claim has no verdict if one of its rows
     fails `uses_words`.
     """
-    rows = []
+    rows, ignores = [], {}
+    for cell in (cells[0] for claim in ledger if claim.ledger == "contexts" for cells in (claim.left, claim.right)):
+        if cell.row not in ignores:
+            ignores[cell.row] = not passes(uses_words(results, scale, cell))
     for claim in ledger:
         left, right = (side(results, scale, cells[0], share) for cells in (claim.left, claim.right))
         margin = MARGIN if claim.level else None
         one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
-        finding = against(left, 1.0, margin) if one else compare(left, right, margin, claim.level)
-        failed = [cells[0].row for cells in (claim.left, claim.right) if finding.difference is not None
-                  and claim.ledger == "contexts" and not passes(uses_words(results, scale, cells[0]))]
+        finding = against(left, 1.0, margin, level=True) if one else compare(left, right, margin, claim.level)
+        failed = [cells[0].row for cells in (claim.left, claim.right)
+                  if finding.difference is not None and ignores.get(cells[0].row)]
         rows.append(claims.Row(claim, "no verdict" if failed else "",
                                f"{failed[0]} does not use the other words" if failed else "", finding, margin=margin))
     verdicts = iter(decide(row.finding for row in rows if not row.verdict))
@@ -106,13 +104,14 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
             continue
         check = uses_words(results, scale, cell)
         for context, label in tables.CONTEXTS.items():
-            shares = [against(side(results, scale, cell._replace(column=f"{context}{measure}, first"), share), 0.0)
-                      for measure in ("gain", "gradient", "gap")]
+            shares = {measure: against(
+                side(results, scale, cell._replace(column=f"{context}{measure}, first"), share), 0.0)
+                for measure in ("gain", "gradient", "gap")}
             if row.data == "r90":
                 drawn.setdefault(label, {})[row.objective] = shares
             lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, label,
                           *(" / ".join(f"{means[row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
-                            for measure in ("loss", "gain")), *map(shown, shares),
+                            for measure in ("loss", "gain")), *map(shown, shares.values()),
                           f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context else "",
                           str(check.seeds)])
     with new_file(path.with_suffix(".png")) as partial:
@@ -120,17 +119,7 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
     return "\n".join([
         markdown_table(["redundancy", "", "context", "loss, first / second", "gain, first / second",
                         "gain, ratio (95 %)", "gradient, ratio (95 %)", "gap, ratio (95 %)",
-                        "uses the other words", "seeds"], lines), "", verdicts(ledger), ""])
-
-
-def verdicts(ledger: list[claims.Row]) -> str:
-    from open_clip_mdc.data.markdown import markdown_table
-    return markdown_table(
-        ["id", "claim", "ratio minus 1, or difference of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of",
-         "verdict"],
-        [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),
-          "" if row.verdict == "not run" else row.finding.basis,
-          f"*{row.verdict}*" + (f": {row.why}" if row.why else "")] for row in ledger])
+                        "uses the other words", "seeds"], lines), "", verdict_table(WHAT, shown, ledger), ""])
 
 
 def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
@@ -147,18 +136,19 @@ def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: l
                                                  for place in tables.PLACES) for measure in ("loss", "gain")),
                           shown(ratio), str(ratio.seeds)])
     return "\n".join([markdown_table(["", "loss a word, first / second", "gain a word, first / second",
-                                      "gain, ratio (95 %)", "seeds"], lines), "", verdicts(ledger), ""])
+                                      "gain, ratio (95 %)", "seeds"], lines),
+                      "", verdict_table(WHAT, shown, ledger), ""])
 
 
-def plot(drawn: dict[str, dict[str, list[Finding]]]):
+def plot(drawn: dict[str, dict[str, dict[str, Finding]]]):
     """Draw the ratios of gain and of gap: by context, a bar for each objective."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(10, 3.6), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, number, title in ((panels[0], 0, "what the image tells beyond the words (exact)"),
-                                (panels[1], 2, "loss against a mean image: fails the control")):
+    for axes, measure, title in ((panels[0], "gain", "what the image tells beyond the words (exact)"),
+                                 (panels[1], "gap", "loss against a mean image: fails the control")):
         for shift, (label, rows) in zip((-0.2, 0.2), drawn.items(), strict=True):
-            found = [findings[number] for findings in rows.values()]
+            found = [findings[measure] for findings in rows.values()]
             heights = [one.difference for one in found]
             axes.bar([x + shift for x in range(len(found))], heights, 0.38, label=label,
                      yerr=[max(one.interval[1] - one.difference, 0) if one.interval else 0 for one in found],

@@ -7,6 +7,7 @@ x2 / X2 - w2 / W2 - x1 / X1 + w1 / W1. The logarithm does not exist where X1 or 
 """
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -54,9 +55,17 @@ def row_of(cell: Cell) -> Row:
     return Row(cell.block, cell.row.partition(", ")[2])
 
 
-def against_one(side: Side | None, margin: float | None = None, earlier: tuple[int, ...] = ()) -> Finding:
-    none = side and Side(dict.fromkeys(side.numbers, 0.0), 0.0, {seed: {} for seed in side.numbers}, side.trainings)
-    return compare(side, none, margin, earlier=earlier)._replace(p=None)  # no claim here says that a ratio is not 1
+def against(found: Side | None, value: float, margin: float | None = None, level: bool = False,
+            earlier: tuple[int, ...] = ()) -> Finding:
+    """Compare a side with a number, as `compare` does with another side."""
+    constant = found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
+                              found.trainings)
+    return compare(found, constant, margin, level, earlier)
+
+
+def against_one(found: Side | None, margin: float | None = None, earlier: tuple[int, ...] = ()) -> Finding:
+    """Compare the log of a ratio with that of 1. No claim says that a ratio is not 1, so it has no such p."""
+    return against(found, 0.0, margin, earlier=earlier)._replace(p=None)
 
 
 def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
@@ -80,6 +89,16 @@ def shown_ratio(finding: Finding) -> str:
         return ""
     low, high = (math.exp(x) for x in finding.interval or (math.nan, math.nan))
     return f"{math.exp(finding.difference):.3f}" + (f" ({low:.3f} to {high:.3f})" if finding.interval else "")
+
+
+def verdict_table(what: str, shown: Callable[[Finding], str], ledger: list[claims.Row]) -> str:
+    """Return the claims of a ledger on ratios with their verdicts, as Markdown. `what` heads the column of `shown`."""
+    from open_clip_mdc.data.markdown import markdown_table
+    return markdown_table(
+        ["id", "claim", what, "p (Holm)", "p within a tenth", "errors of", "verdict"],
+        [[row.claim.id, row.claim.text.removesuffix(LOG), shown(row.finding), claims.number(row.p),
+          claims.number(row.p_within), "" if row.verdict == "not run" else row.finding.basis,
+          f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in ledger])
 
 
 def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
@@ -114,11 +133,7 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
         pd.DataFrame(table).to_csv(partial, index=False)
     with new_file(path.with_suffix(".png")) as partial:
         plot(means, ratios).savefig(partial, format="png", dpi=100)
-    verdicts = [markdown_table(
-        ["id", "claim", "ratio, or ratio of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of", "verdict"],
-        [[row.claim.id, row.claim.text.removesuffix(LOG), shown_ratio(row.finding), claims.number(row.p),
-          claims.number(row.p_within), "" if row.verdict == "not run" else row.finding.basis, f"*{row.shown}*"]
-         for row in ledger]) for ledger in ledgers]
+    verdicts = [verdict_table("ratio, or ratio of ratios (95 %)", shown_ratio, ledger) for ledger in ledgers]
     absent = [f"r = {tables.REDUNDANCIES[row.data]:g}, {row.objective}" for row in of_rows
               if (row, "gap, first") not in means]
     return "\n".join([
