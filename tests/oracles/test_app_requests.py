@@ -84,7 +84,7 @@ def served(loaded, folder, host: str = "127.0.0.1"):
 
 
 def changes_nothing(answer: str) -> bool:
-    """Whether an answer leaves the page as it was. The reader of the page gets the reason as a warning."""
+    """Return True if an answer leaves the page as it was. The reader of the page gets the reason as a warning."""
     return "event: complete" in answer and set(re.findall(r'"([^"]*)"', answer)) <= {"__type__", "update", "props"}
 
 

@@ -46,7 +46,7 @@ def photos(scenes, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(photos, runs) -> Path:
-    """What the command writes that nobody disturbs, from a captioner that has learnt nothing yet."""
+    """Return what the command writes if nobody disturbs it, from a captioner that has learnt nothing yet."""
     run_tool(["finetune", str(photos / "photos"), "--pretrained", str(runs / "mdc"), *FLAGS, "--out",
               str(photos / "whole")])
     unregister()

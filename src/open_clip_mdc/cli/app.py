@@ -182,7 +182,7 @@ def build(demo: Demo):
     alone = {"concurrency_id": "model", "concurrency_limit": 1}  # word_maps hooks the model: one caption at a time
     header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
     with gr.Blocks(title="open_clip_mdc", analytics_enabled=False, delete_cache=(KEPT / 10, KEPT)) as page:
-        gr.Markdown("# open_clip_mdc\nDrop a photograph, and its caption appears, the surest word first.")
+        gr.Markdown("# open_clip_mdc\nDrop a photograph, and its caption appears, the most confident word first.")
         with gr.Row():
             with gr.Column(scale=2, min_width=SIDE):
                 image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",

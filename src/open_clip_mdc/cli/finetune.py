@@ -13,8 +13,8 @@ epoch at a time, until the NELBO of the validation captions rises. The epoch wit
     OUT/index.html                                   NELBO, CIDEr and captions of val, before and after
     OUT/finetune.jsonl                               settings, and the result of each step that is done
 
-If it was stopped, the same command goes on after the last epoch, to the same weights. An epoch sees a photograph as
-often as it has captions, and is 16 steps or more.
+If it was stopped, the same command resumes after the last epoch and ends with the same weights. An epoch reads a
+photograph once for each of its captions, and is 16 steps or more.
 """
 import argparse
 import io
