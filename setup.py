@@ -16,8 +16,8 @@ setup(
         "clip_benchmark_ext": "clip_benchmark_ext",
     },
     package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
-                  "open_clip_mdc.model_configs.photo": ["*"], "open_clip_mdc.cli": ["*.jinja", "fetch.json"],
-                  "open_clip_mdc.integration": ["decoding_flags.json"],
+                  "open_clip_mdc.model_configs.photo": ["*"], "open_clip_mdc.cli": ["*.jinja", "*.json"],
+                  "open_clip_mdc.integration": ["*.json"],
                   "clip_benchmark_ext": ["*.json"]},
     python_requires=">=3.10",
     install_requires=[

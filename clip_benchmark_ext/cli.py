@@ -15,10 +15,11 @@ from pathlib import Path
 from open_clip_mdc import errors as messages
 from open_clip_mdc.data.files import end_when_terminated
 from open_clip_mdc.data.outputs import check_unread, files_in
+from open_clip_mdc.integration.decoding_flags import add_row
 from open_clip_mdc.integration.patches import SHARDS, Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
 
-from .flags import Flags, add_rows, make_parser, read_flags
+from .flags import Flags, make_parser, read_flags
 
 BENCHMARK = (
     *SHARDS,
@@ -43,7 +44,7 @@ def their_parser() -> argparse.ArgumentParser:
             group = command
             if row.pop("exclusive", False):
                 exclusive = group = exclusive or command.add_mutually_exclusive_group()
-            add_rows(group, [row])
+            add_row(group, row)
     return parser
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from open_clip_mdc.decoding import options as decoding
 from open_clip_mdc.decoding.rules import SAMPLERS
-from open_clip_mdc.errors import finite, number_from
 from open_clip_mdc.integration.configs import ROWS
-from open_clip_mdc.integration.decoding_flags import OF_CLIP, OPTIONS, add_flags
+from open_clip_mdc.integration.decoding_flags import OF_CLIP, OPTIONS, add_flags, add_row
 
 if TYPE_CHECKING:
     from open_clip_mdc.objectives.config import CaptionCfg
@@ -21,18 +20,10 @@ if TYPE_CHECKING:
 
 MDC_LENGTH = 15  # tokens, one of the paper's lengths
 NUM_BEAMS = 6  # the paper's
-TYPES = {"int": int, "float": float, "str": str, "bool": bool, "finite": finite, "count": number_from(1)}
 FEATURES = ("gap", "cls", "pooled", "pixels")
 TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
          "zeroshot_classification", "zeroshot_retrieval")
 DECODING = {name: f"{'caption_' * (name == 'length')}{name}" for name in OPTIONS}  # the flags
-
-
-def add_rows(group: argparse._ActionsContainer, rows: list[dict]) -> None:
-    """Add the flags of a table, whose rows have the arguments of `add_argument`, and a type by its name in TYPES."""
-    for row in rows:
-        kind = {"type": TYPES[row["type"]]} if "type" in row else {}
-        group.add_argument(row["flag"], **{name: value for name, value in row.items() if name != "flag"} | kind)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,7 +37,8 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("captioners", "--model takes the name of a config, such as MDC-ViT-B-32, or an "
                                       f"objective alone ({', '.join(objectives)}). The architecture is then that of "
                                       "the run or checkpoint of --pretrained.")
-    add_rows(group, json.loads(Path(__file__).with_name("flags.json").read_bytes()))
+    for row in json.loads(Path(__file__).with_name("flags.json").read_bytes()):
+        add_row(group, row)
     for title, names in (("decoding of captions", [name for name in OPTIONS if name not in OF_CLIP]),
                          ("help from a CLIP model", OF_CLIP)):
         add_flags(parser.add_argument_group(title), names, lambda name: f"--{DECODING[name]}")

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from open_clip_mdc.cli.arguments import add_output
+from open_clip_mdc.cli.arguments import add
 from open_clip_mdc.cli.prepare import refuse, write
 from open_clip_mdc.cli.prepare_layouts import Sample
 from open_clip_mdc.data.text import read_lines
@@ -107,7 +107,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                              "train_test_split.txt beside the folder of --images")
     parser.add_argument("--classes", nargs=2, metavar=("TRAIN", "TEST"),
                         help="lists of classes for --split reed: trainvalclasses.txt testclasses.txt")
-    add_output(parser)
+    add(parser, "shards to write")
 
 
 def main(argv: list[str] | None = None) -> None:

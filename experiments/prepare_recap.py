@@ -14,8 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from open_clip_mdc.bulk.engine import make_each
-from open_clip_mdc.cli.arguments import SHARDS
-from open_clip_mdc.cli.shared import add_engine, natural, positive
+from open_clip_mdc.cli.arguments import SHARDS, add
+from open_clip_mdc.cli.shared import natural, positive
 from open_clip_mdc.data import shards as tars
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.shards import find_shards
@@ -93,7 +93,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                        help="number of image-text pairs to write, rounded up to whole shards")
     parser.add_argument("--seed", type=natural, default=0,
                        help="random seed of the order of shards (default: %(default)s)")
-    add_engine(parser)
+    add(parser, "engine")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -16,8 +16,8 @@ import open_clip
 import torch
 from matplotlib.figure import Figure
 
-from open_clip_mdc.cli.arguments import SHARDS
-from open_clip_mdc.cli.shared import add_model, load_captioner, positive
+from open_clip_mdc.cli.arguments import SHARDS, add
+from open_clip_mdc.cli.shared import load_captioner, positive
 from open_clip_mdc.data.files import new_file
 from open_clip_mdc.data.images import batched, read_pairs
 from open_clip_mdc.data.outputs import Default
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add(parser, "model", "device")
     parser.add_argument("--data", required=True, help=SHARDS)
     parser.add_argument("--num-samples", type=positive, default=8,
                         help="number of images to show (default: %(default)s)")

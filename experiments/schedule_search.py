@@ -22,8 +22,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from open_clip_mdc.cli.arguments import SHARDS
-from open_clip_mdc.cli.shared import add_model, natural, positive
+from open_clip_mdc.cli.arguments import SHARDS, add
+from open_clip_mdc.cli.shared import natural, positive
 from open_clip_mdc.data.files import new_file, write_json
 from open_clip_mdc.data.images import read_pairs
 from open_clip_mdc.data.outputs import Default
@@ -254,7 +254,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, required=False)
+    add(parser, "any model")
     parser.add_argument("--train-data", required=True, metavar="SHARDS", help=SHARDS)
     parser.add_argument("--steps", type=natural, default=300,
                         help="number of training steps before the measurement of an untrained network (default: "

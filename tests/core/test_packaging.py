@@ -39,7 +39,7 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
     # Without OpenCLIP at hand. This process may hold rows of plug-ins.
     assert json.loads(listed) == json.loads(run("python", "-c", script).stdout)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    for name in ("model_configs/scenes_bpe.txt.gz", "cli/model_card.md.jinja", "py.typed"):
+    for name in ("model_configs/scenes_bpe.txt.gz", "cli/model_card.md.jinja", "cli/flags.json", "py.typed"):
         assert (site / "open_clip_mdc" / name).exists()
     for name in ("aro_symmetric_relations.json", "datasets.json", "dataset_fields.json"):
         assert (site / "clip_benchmark_ext" / name).exists()

@@ -1,7 +1,7 @@
 """The command `open_clip_mdc TOOL ...`: every tool besides training and evaluation.
 
-A tool is a row of TOOLS, a function in arguments.py and a module with `run(args)`. The module is imported after the
-flags are read, so that `--help` is quick.
+A tool is a row of TOOLS, a list in flags.json and a module with `run(args)`. The module is imported after the flags
+are read, so that `--help` is quick.
 """
 import argparse
 import os
@@ -73,7 +73,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         tool = tools.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.",
                                 epilog=examples(name) if argv[:1] == [name] else None,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-        getattr(flags, name.replace("-", "_"))(tool)
+        flags.add(tool, name)
         if name not in ("prepare", "vq"):
             tool.usage = usage(tool)
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions

@@ -1,4 +1,4 @@
-"""Flags that several tools share, and the model and null image that they name. Imports no torch."""
+"""The model and the null image that flags of several tools name, and checks of these flags. Imports no torch."""
 import argparse
 import ast
 import hashlib
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..data.outputs import is_folder
-from ..decoding.options import MIN_NULL_IMAGES, TooFewImages, check_null_images
+from ..decoding.options import TooFewImages, check_null_images
 from ..errors import number_from
 
 if TYPE_CHECKING:
@@ -33,53 +33,6 @@ def load_plugins(args: argparse.Namespace) -> None:
     from ..integration.plugins import load_plugin
     for plugin in getattr(args, "plugin", None) or ():
         load_plugin(plugin)
-
-
-def add_model(parser: argparse.ArgumentParser, required: bool = True, device: bool = True,
-              default: str | None = None) -> None:
-    """Add the flags of a model. With `required` false, --model alone names an untrained network."""
-    parser = parser.add_argument_group("model")
-    parser.add_argument("--plugin", action="append", metavar="MODULE",
-                        help="module or file.py that registers the model's objective (may be repeated)")
-    parser.add_argument("--pretrained", required=required and not default, default=default,
-                        help="checkpoint file, run folder, local-dir:DIR or hf-hub:ORG/NAME" +
-                        (f" (default: {default}, the captioner that comes with the package)" if default else ""))
-    parser.add_argument("--model", help="name of the model, for a checkpoint outside a run folder" +
-                        (", or without --pretrained for an untrained network") * (not required))
-    if device:
-        parser.add_argument("--device", help="device to run on (default: cuda if available, otherwise cpu)")
-
-
-def add_precision(parser) -> None:
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"),
-                        help="compute precision, with weights kept in float32 (default: bf16 on cuda, else fp32)")
-
-
-def add_images(parser: argparse.ArgumentParser, null_images: str | None = None):
-    """Add the flags of tools that read images, and return their group.
-
-    Tools that need a null image get --blind-images, whose default in words is `null_images`.
-    """
-    parser = parser.add_argument_group("reading images")
-    add_precision(parser)
-    parser.add_argument("--batch-size", type=positive, help="images per batch (default: 128 on cuda, else 32)")
-    parser.add_argument("--workers", type=natural,
-                        help="number of image-loading worker processes, or 0 to load in the main process (default: the "
-                             f"number of cores less one, at most {MOST_WORKERS} on cuda, else 2)")
-    if null_images:
-        parser.add_argument("--blind-images", nargs="+", metavar="PATHS",
-                            help=f"images to average into the null image of unconditional scores, at least "
-                                 f"{MIN_NULL_IMAGES} (default: {null_images})")
-    return parser
-
-
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    parser = parser.add_argument_group("many shards")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local",
-                        help="run in processes of this machine, or in actors of the Ray cluster at $RAY_ADDRESS "
-                             "(default: %(default)s)")
-    parser.add_argument("--jobs", type=positive,
-                        help="number of shards to process at a time (default: 1, or one per GPU with --engine ray)")
 
 
 def check_engine(args: argparse.Namespace) -> None:

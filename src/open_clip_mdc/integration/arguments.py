@@ -1,38 +1,24 @@
-"""The flags of open_clip_train: OpenCLIP's own and those that this package adds.
+"""The flags of open_clip_train: OpenCLIP's own and those that this package adds (train_flags.json).
 
 This file imports no torch, so that `--help` is quick.
 """
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import number_from, read_flags
+from ..errors import read_flags
 from . import plugins
 from .configs import has_patch_tower
+from .decoding_flags import add_row
 from .openclip import hook
 
 
 def split(original: Callable, argv: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:
     """Return the flags that this package adds, and those that OpenCLIP parses."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
-    own.add_argument("--plugin", action="append", metavar="MODULE",
-                     help="Module or file.py that registers the model's objective (may be repeated).")
-    own.add_argument("--allow-nonfinite-loss", action="store_true",
-                     help="Keep training and saving when a captioner's loss or weights are not finite.")
-    own.add_argument("--pretrained-image", nargs="?", const=True, metavar="SOURCE",
-                     help="Initialize the image tower of a captioner or LiT model from weights of OpenCLIP, timm or "
-                     "transformers (a file or a folder), a training run, an exported model, or timm:NAME (downloaded "
-                     "unless cached).")
-    own.add_argument("--image-lr-scale", type=float, metavar="SCALE",
-                     help="Learning rate of a captioner's image tower, as a multiple of the decoder's.")
-    own.add_argument("--unlock-image-after", type=number_from(1), metavar="EPOCHS",
-                     help="Lock a captioner's image tower for this many epochs, then train it as well.")
-    own.add_argument("--learn-image-bn-stats", action="store_true",
-                     help="Let BatchNorm in a pretrained image tower of a captioner or LiT model take the statistics "
-                     "of the batches where it is not locked. Otherwise it keeps those that it has.")
-    own.add_argument("--cache-features", metavar="DIR",
-                     help="Compute the patch tokens of a locked image tower once, without augmentation, and keep them "
-                     "in DIR for all epochs and runs. With --unlock-image-after the epochs before it read them.")
+    for row in json.loads(Path(__file__).with_name("train_flags.json").read_bytes()):
+        add_row(own, row)
     flags, rest = own.parse_known_args(argv)
     try:
         return flags, original(rest)
