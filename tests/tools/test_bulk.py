@@ -14,7 +14,7 @@ from conftest import REPO, complaint_of, png, run_folder, wait_for
 from PIL import Image
 
 from open_clip_mdc import cli
-from open_clip_mdc.bulk.locks import Locks
+from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.pretrained import load
@@ -45,7 +45,7 @@ def shards(place: Path, last: int = 3) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*")) if path.name != ".claims"}
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
 
 
 # ---- tables
@@ -126,7 +126,7 @@ def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_
         complaint = run("embed", place, *argv)
         assert complaint.startswith("error: 1 of 2 shards cannot be used, all else is written:\n")
         assert "cut.tar: not a complete tar file" in complaint and complaint.count("\n") == 1
-        assert [p.name for p in sorted((tmp_path / "f").iterdir())] == [".claims", "some.parquet"]
+        assert [p.name for p in sorted((tmp_path / "f").iterdir())] == ["some.parquet"]
     assert "3 rows of 3 images, 2 broken" in capsys.readouterr().out
     assert pq.read_table(tmp_path / "f" / "some.parquet")["key"].to_pylist() == ["k0", "k2", "k4"]
     (tmp_path / "cut.tar").write_bytes(whole)
@@ -205,13 +205,13 @@ def test_two_runs_on_one_folder_share_the_work(tmp_path, jobs):
     ended(*[toy(tmp_path, jobs=jobs) for _ in range(2)])
     assert made(tmp_path) == WHOLE
     assert sorted((tmp_path / "log").read_text().split()) == [str(i) for i in range(8)]
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".claims", *WHOLE]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*WHOLE]
 
 
 def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_path):
     (tmp_path / "pause").touch()
     first, second = toy(tmp_path), toy(tmp_path)
-    wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
+    wait_for(lambda: len(list((tmp_path / "out").glob(f".*.txt.{12 * '?'}"))) == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     (tmp_path / "pause").unlink()
@@ -219,16 +219,16 @@ def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_pat
     assert made(tmp_path) == WHOLE
     begun = (tmp_path / "log").read_text().split()
     assert len(begun) == 9 and set(begun) == set("01234567")  # only what was broken off was begun twice
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".claims", *WHOLE]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*WHOLE]
 
 
 def test_workers_end_with_the_run_that_started_them(tmp_path):
     (tmp_path / "pause").touch()
     run = toy(tmp_path, jobs=2)
-    wait_for(lambda: len(list((tmp_path / "out").glob(".*.txt.*"))) == 2)
+    wait_for(lambda: len(list((tmp_path / "out").glob(f".*.txt.{12 * '?'}"))) == 2)
     run.kill()
     run.wait()
-    wait_for(lambda: not holders(tmp_path / "out" / ".claims"))
+    wait_for(lambda: not any(map(holders, (tmp_path / "out").glob(".*.lock"))))
     begun = (tmp_path / "log").read_text()
     (tmp_path / "pause").unlink()
     time.sleep(0.7)
@@ -244,18 +244,18 @@ def holders(path: Path) -> list[str]:
 
 
 def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
-    locks = Locks(tmp_path / "out")
+    target = tmp_path / "out" / "x"
 
     def write(part):
         part.write_text("half")
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        locks.make("x", write, False)
-    assert [p.name for p in (tmp_path / "out").iterdir()] == [".claims"]
-    assert locks.make("x", lambda part: part.write_text("whole"), False)
-    assert locks.make("x", write, False)  # there already
-    assert (tmp_path / "out" / "x").read_text() == "whole"
+        make_once(target, write, False)
+    assert not list((tmp_path / "out").iterdir())
+    assert make_once(target, lambda part: part.write_text("whole"), False)
+    assert make_once(target, write, False)  # there already
+    assert target.read_text() == "whole"
 
 
 def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):

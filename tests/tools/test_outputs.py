@@ -16,7 +16,7 @@ import pytest
 from conftest import complaint_of, run, wait_for
 from PIL import Image
 
-from open_clip_mdc.bulk.locks import Locks
+from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
 from open_clip_mdc.data.journal import Journal
 
@@ -94,19 +94,16 @@ def test_no_planted_link_is_written_through(tmp_path):
     for name in (".00000.parquet.part", "00000_stats.json", ".00000.parquet.0123456789ab", "l.jsonl.part", ".lock"):
         (out / name).symlink_to(tmp_path / "middle")
     (out / "dangling.parquet").symlink_to(tmp_path / "nothing")
-    locks = Locks(out)
     for name in ("00000.parquet", "dangling.parquet"):
-        assert locks.make(name, lambda part: part.write_text("made"), wait=False)
+        assert make_once(out / name, lambda part: part.write_text("made"), wait=False)
         assert (out / name).read_text() == "made" and not (out / name).is_symlink()
-    locks.close()
     write_json(out / "00000_stats.json", {}, follow=False)
     for make in (lambda: Journal(out / "l.jsonl.part", {"a": 1}).__enter__(), lambda: open_own(out / ".lock", "ab")):
         with pytest.raises(ValueError, match="link|not from this command"):
             make()
-    (out / ".claims").unlink()
-    (out / ".claims").symlink_to(victim)
-    with pytest.raises(ValueError, match=".claims is a link"):
-        Locks(out)
+    (out / ".x.lock").symlink_to(victim)
+    with pytest.raises(ValueError, match="lock is a link"):
+        make_once(out / "x", Path.touch, wait=False)
     assert victim.read_text() == "mine" and not (tmp_path / "nothing").exists()
 
 
@@ -172,20 +169,19 @@ def hang(folder: Path) -> None:
         part.write_text("half")
         os.kill(os.getpid(), signal.SIGSTOP)
         part.write_text("whole")
-    Locks(folder).make("x", write, wait=False)
+    make_once(folder / "x", write, wait=False)
 
 
 def test_who_waits_for_what_hangs_says_so_and_makes_it_once_that_has_ended(tmp_path, capsys):
     holder = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path,))
     holder.start()
     wait_for(lambda: [path for path in tmp_path.glob(".x.*") if path.read_text()])
-    locks = Locks(tmp_path)
-    assert not locks.make("x", Path.touch, wait=False)
+    assert not make_once(tmp_path / "x", Path.touch, wait=False)
     threading.Timer(0.5, holder.kill).start()
-    assert locks.make("x", lambda part: part.write_text("whole"), wait=True)
+    assert make_once(tmp_path / "x", lambda part: part.write_text("whole"), wait=True)
     assert capsys.readouterr().err.count(f"waiting for {tmp_path / 'x'}, which another process is making") == 1
     holder.join()
-    assert (tmp_path / "x").read_text() == "whole" and sorted(os.listdir(tmp_path)) == [".claims", "x"]
+    assert (tmp_path / "x").read_text() == "whole" and sorted(os.listdir(tmp_path)) == ["x"]
 
 
 @pytest.mark.parametrize("argv", [

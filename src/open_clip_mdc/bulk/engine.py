@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import need
-from .locks import Locks
+from .locks import make_once
 
 MAX_SHOWN = 20  # problems in a message
 Make = Callable[[int], Callable[[object, Path], object]]  # worker's number -> function (shard, file to write)
@@ -36,21 +36,16 @@ class Worker:
     """Makes files of shards. It loads the model at the first one."""
 
     def __init__(self, number: int = 0):
-        self.number, self.function, self.locks = number, None, {}
+        self.number, self.function = number, None
 
     def do(self, make: Make, shard: object, target: Path, wait: bool) -> Result:
         """Make `target` from the shard, unless it exists. `wait` says to wait for another run that is making it."""
         if self.function is None:
             self.function = make(self.number)
-        locks = self.locks.get(target.parent) or self.locks.setdefault(target.parent, Locks(target.parent))
         try:
-            return Result(locks.make(target.name, lambda part: self.function(shard, part), wait))
+            return Result(make_once(target, lambda part: self.function(shard, part), wait))
         except (ValueError, OSError) as problem:  # the other shards are still made
             return Result(False, str(problem))
-
-    def close(self) -> None:
-        for locks in self.locks.values():
-            locks.close()
 
 
 _do: Callable  # set in each process of the pool
@@ -101,8 +96,8 @@ def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -
 @contextmanager
 def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
     if jobs == 1:
-        with closing(Worker()) as worker:
-            yield lambda items: (worker.do(make, *item) for item in items)
+        worker = Worker()
+        yield lambda items: (worker.do(make, *item) for item in items)
         return
     number = multiprocessing.get_context("fork").Value("i", 0)
     with process_pool(jobs, "a worker process was killed, possibly out of memory: run the same command to resume",
