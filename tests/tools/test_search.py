@@ -16,6 +16,7 @@ import open_clip_mdc
 from open_clip_mdc.cli import noted as noted_module
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.likelihood.log_likelihood import mean_image
+from open_clip_mdc.models import towers
 
 SENTENCES = ["a red circle left of a blue square", "a star"]
 HOSTILE = "<img src=x onerror=alert(1)> & \u202e.png"
@@ -171,3 +172,36 @@ def test_a_broken_image_is_named_and_the_others_are_found(runs, folder):
     Image.new("RGB", (32, 32)).save("photos/b.png")
     assert "1 skipped, all else is written" in search(runs / "arc", "photos", "a star", workers=())
     assert [json.loads(line)["image"] for line in Path("found.jsonl").read_text().splitlines()] == ["photos/b.png"]
+
+
+@pytest.mark.parametrize("more", [(), ("--shortlist", "6")])
+def test_kept_tokens_are_those_of_the_images_and_the_tower_does_not_run_again(runs, folder, more, monkeypatch):
+    """A second sentence, files that moved, and one more image, which alone is encoded. The null image is kept, too."""
+    encoded, tower = [], towers.ViT.tokens
+    monkeypatch.setattr(towers.ViT, "tokens", lambda self, image, masked=None: (
+        encoded.append(len(image)) or tower(self, image, masked)))
+    more = (*more, "--top", "3")
+    kept = (*more, "--cache-features", "kept", "--batch-size", "8")
+    plain = search(runs / "mdc", "photos", "s.tar", SENTENCES[0], *more)
+    encoded.clear()
+    Path("photos", "broken.png").write_bytes(b"no image")
+    assert "cannot read the image photos/broken.png" in search(runs / "mdc", "photos", "s.tar", SENTENCES[0], *kept)
+    assert sum(encoded) == 36
+    for row, other in zip(map(json.loads, Path("found.jsonl").read_text().splitlines()), plain, strict=True):
+        assert row["image"] == other["image"]
+        assert [row[name] for name in ("score", "blind", "debiased")] == pytest.approx(
+            [other[name] for name in ("score", "blind", "debiased")], abs=0.01)
+    Path("photos").rename("moved")
+    Path("moved", "broken.png").unlink()
+    encoded.clear()
+    found = search(runs / "mdc", "moved", "s.tar", SENTENCES[1], *kept, workers=("--workers", "1"))
+    assert not encoded
+    assert names(found) == names(search(runs / "mdc", "moved", "s.tar", SENTENCES[1], *more))
+    make_image(99, 32).save("moved/new.png")
+    encoded.clear()
+    search(runs / "mdc", "moved", "s.tar", SENTENCES[1], *kept)
+    assert 1 <= sum(encoded) <= 8  # its batch
+
+
+def names(rows: list[dict]) -> list[str]:
+    return [row["image"] for row in rows]

@@ -15,7 +15,8 @@ A line of OUT is {"sentence", "rank", "image": path or shard::key, "score", "bli
 No score says whether any image fits. A sentence that no image shows still has a best image, even with a high debiased
 score, as a rare sentence is very improbable given the null image. With fewer than 32 images blind and debiased are left
 out. With --shortlist K the captioner scores only the K best images of each sentence. They are chosen by its own
-`parallel` score, one decoder pass an image for all sentences of a length, or by a CLIP model.
+`parallel` score, one decoder pass an image for all sentences of a length, or by a CLIP model. With --cache-features DIR
+the image encoder runs once an image, whatever you search for later. Tokens in 16 bit change a score by about .001 nats.
 
 Dimensions: B images, S sentences, K images of a shortlist, L positions.
 """
@@ -38,6 +39,7 @@ from ..integration import clip as clip_models
 from ..integration.pretrained import PretrainedCaptioner
 from ..likelihood.log_likelihood import log_likelihood
 from ..text.special_tokens import tokenize_whole
+from .image_tokens import image_reader
 from .noted import noted
 from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .rows import write_rows
@@ -127,12 +129,15 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--shortlist K needs --clip MODEL:FILE: this model reads captions in order, so it has no "
                          "cheap score of its own")
     clip = clip_models.load(*clip_models.parse(args.clip), loaded.device) if args.clip else None
-    blind, mean = prior_image(loaded, paths, args, NULL_IMAGES)
+    read = image_reader(args, loaded, paths)
+    blind, mean = prior_image(loaded, paths, args, NULL_IMAGES, read=read)
     with loaded.autocast():
         prior = None if blind is None else log_likelihood(loaded.model, None, text[None], blind=blind)[0].tolist()
     part, wanted, first = Path(f"{args.out}.part"), None, {}
     key = {"model": fingerprint(loaded.model), "precision": loaded.precision, "sentences": sentences}
-    images = Images(paths, loaded.to_bytes, args.batch_size)
+    if args.cache_features:
+        key |= {"tokens": "16 bit"}
+    images = read(paths)
     if clip:
         first = cosines(args, clip, paths, sentences, loaded.device, Path(f"{part}.clip"))
         key |= {"clip": fingerprint(clip.model)}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..integration.pretrained import PretrainedCaptioner
+    from .image_tokens import Reader
 
 natural, positive = number_from(0), number_from(1)
 MOST_WORKERS = 16  # per GPU: each worker reads the whole shard to decode its own batches
@@ -77,10 +78,11 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
     return load(args.pretrained, args.model, device, precision, getattr(args, "compile", False))
 
 
-def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace,
-                limit: int | None = None) -> tuple["torch.Tensor", str]:
+def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
+               read: "Reader | None" = None) -> tuple["torch.Tensor", str]:
     """Average --blind-images, or else the first `limit` readable images of `paths`, into the null image [P, D].
 
+    `read` replaces the reading of the images (`image_reader`).
     Returns it with a description that a resumed run compares: the number of images and a hash of their pixels.
     """
     from ..data.images import Images
@@ -94,7 +96,7 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
     names, problems, digest = [], [], hashlib.sha256()
 
     def images():
-        batches = Images(paths, loaded.to_bytes, args.batch_size, limit)
+        batches = read(paths, limit) if read else Images(paths, loaded.to_bytes, args.batch_size, limit)
         with progress_bar(total=count_images(paths, limit), what="mean image") as bar:
             for batch in batches.loader(args.workers):
                 if batch.problems and args.blind_images:
@@ -116,12 +118,12 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
 
 
 def prior_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
-                say: bool = True) -> tuple["torch.Tensor | None", str | None]:
+                say: bool = True, read: "Reader | None" = None) -> tuple["torch.Tensor | None", str | None]:
     """Return `null_image`, or (None, None) if --plain or too few images leave out blind and debiased scores."""
     if args.plain:
         return None, None
     try:
-        return null_image(loaded, paths, args, limit)
+        return null_image(loaded, paths, args, limit, read)
     except TooFewImages as problem:
         if args.blind_images or vars(args).get("out_shards"):  # --top chooses by the debiased score
             raise

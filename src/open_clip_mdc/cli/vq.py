@@ -36,6 +36,7 @@ from ..models.vq import PREFIX, VQ, VQTower, make_decoder
 from ..progress import progress_bar
 from . import taming
 
+SEED = 0
 HELD_OUT = 256  # the first images, which are not trained on
 MAX_SHOWN = 16
 PLAIN = 0.2  # share of steps without a codebook
@@ -172,8 +173,8 @@ def write_vq(vq: VQ, out: str) -> None:
 
 def run_fit(args: argparse.Namespace) -> None:
     shards = find_shards(args.train_data)
-    torch.manual_seed(args.seed)
-    random.seed(args.seed)
+    torch.manual_seed(SEED)
+    random.seed(SEED)
     visual, train_transform, transform = tower(args.model)
     decoder = make_decoder(visual.cfg)
     device = default_device(args.device)
@@ -183,7 +184,7 @@ def run_fit(args: argparse.Namespace) -> None:
     if not first:
         raise ValueError(f"--train-data {args.train_data} has no images (KEY.jpg, png or webp)")
     images, held_out = torch.cat([image for _, image in first]), {name for names, _ in first for name in names}
-    fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, args.seed)
+    fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, SEED)
     quality, after = evaluate_codes(visual, decoder, images, args.batch_size)
     write_vq(visual.vq, args.out)  # before the sheet, which may find no room
     sheet = BESIDE["vq"](Path(args.out))

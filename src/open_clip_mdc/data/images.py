@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -185,6 +185,7 @@ class Images(Dataset):
     thumbnail: Callable[[Image.Image], str] | None = None  # returns the small image for a page
     other_transform: Callable | None = None  # of a second model that sees the same images
     seed: int | None = None  # for a random transform: each batch is seeded by this and its number
+    opened: Callable = open_image  # returns from source and name what the transform and the thumbnail take
 
     def batches(self) -> Iterator[tuple[int, list[Source]]]:
         """Yield the number and the undecoded images of each batch."""
@@ -211,7 +212,7 @@ class Images(Dataset):
             thumbnail = None
             try:
                 if name not in known or self.thumbnail:
-                    decoded = open_image(source, name)
+                    decoded = self.opened(source, name)
                     thumbnail = self.thumbnail and self.thumbnail(decoded)
                     if name not in known:
                         images.append(self.transform(decoded))
@@ -232,7 +233,7 @@ class Images(Dataset):
         with torch.random.fork_rng(devices=[]):
             workers = workers and fitting(workers, self.batch_size * image_bytes(self.transform, self.other_transform))
         return DataLoader(self, sampler=one_ahead(self.batches()), batch_size=None, num_workers=workers,
-                          collate_fn=_as_it_is, pin_memory=torch.cuda.is_available(), timeout=STUCK * (workers > 0))
+                          collate_fn=as_it_is, pin_memory=torch.cuda.is_available(), timeout=STUCK * (workers > 0))
 
 
 def one_ahead(items: Iterator) -> Iterator:
@@ -245,8 +246,8 @@ def one_ahead(items: Iterator) -> Iterator:
             yield item
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
+def as_it_is(x: Any) -> Any:
+    return x
 
 
 def data_url(content: bytes, mime: str) -> str:

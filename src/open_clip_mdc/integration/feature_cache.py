@@ -7,49 +7,37 @@ tokens. With `--unlock-image-after N` they are read in the first N epochs, and i
 
 Dimensions: B images, H and W pixels, P patches, D width.
 """
-import hashlib
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 from open_clip_train.data import SharedEpoch
 from open_clip_train.precision import get_autocast
 from PIL import Image
 from torch import Tensor, nn
 
-from ..data import cache
 from ..data.captions import captioned
+from ..data.features import Features, digest, place_of, save
 from ..data.files import lock, open_own, sha256
-from ..data.fingerprint import fingerprint
 from ..data.images import decoded, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
-from ..data.weights import save_tensors
 from ..models import towers
 
 BATCH = 32
-DIGEST = "S16"  # numpy's bytes, which end in zeros. So all 16 are compared
 
 
-def digest(image: bytes) -> bytes:
-    """Return the hash that identifies an image, 16 bytes."""
-    return hashlib.blake2b(image, digest_size=16).digest()
-
-
-class FeatureCache:
+class FeatureCache(Features):
     """Patch tokens by image. After `fill`, `pairs` replaces the decoding of images in the first `epochs` epochs."""
 
     def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor],
                  epochs: int | None = None):
         self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
         self.epochs = epochs or math.inf  # the tower is locked in these
-        self.files: list[Path] = []
-        self.opened: dict = {}
+        super().__init__()
 
     def fill(self, tower: nn.Module, precision: str, device: str, rank: int = 0, world_size: int = 1) -> None:
         """Compute missing tokens, then index all files. Later calls do nothing.
@@ -59,10 +47,7 @@ class FeatureCache:
         """
         if self.files:
             return
-        # The repr of a function in the transform holds its address in memory.
-        settings = re.sub(r" at 0x\w+", "", f"{self.transform} {precision}")
-        place = self.folder / cache.name_of(fingerprint(tower) + settings, 32)
-        place.mkdir(parents=True, exist_ok=True)
+        place = place_of(self.folder, tower, self.transform, precision)
         files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
         pairs, first = list(zip(self.shards, files, strict=True)), rank * len(files) // world_size
         for wait in (False, True):  # at the end for shards that another process is computing
@@ -79,15 +64,6 @@ class FeatureCache:
         logging.info(f"Features of {len(self.digests)} images in {place}: {count} computed here in "
                      f"{time.monotonic() - start:.1f} s")
 
-    def index(self, files: list[Path]) -> None:
-        """Read the hashes of all files, sorted, with the place of each in the row of all images: 24 bytes an image."""
-        found = [cache.read_tensors(file)["digests"].numpy() for file in files]
-        self.files, self.starts = files, np.cumsum([0, *map(len, found)])
-        digests = np.ascontiguousarray(np.concatenate(found)[::-1]).view(DIGEST).ravel()
-        # Of an image that comes again, the last place counts, which is the first one in the reversed order.
-        self.digests, places = np.unique(digests, return_index=True)
-        self.places = len(digests) - 1 - places
-
     @torch.no_grad()
     def _write(self, tower: nn.Module, shard: str, file: Path, precision: str, device: str) -> int:
         training, digests, tokens = tower.training, [], []
@@ -100,9 +76,7 @@ class FeatureCache:
         tower.train(training)
         known = towers.tower(tower)
         shape = known.num_patches, known.width
-        save_tensors(file, {
-            "tokens": torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]),
-            "digests": torch.tensor([list(name) for name in digests], dtype=torch.uint8).view(-1, 16)})
+        save(file, digests, torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]))
         return len(digests)
 
     def pairs(self, samples: Iterable[dict], shared_epoch: SharedEpoch) -> Iterator[dict]:
@@ -114,25 +88,9 @@ class FeatureCache:
             yield from image_pairs(samples)
             return
         for sample, captions in captioned(samples):
-            tokens = self.tokens(sample[image_member(sample)])
+            tokens = self.tokens(digest(sample[image_member(sample)]))
             if tokens is not None:  # else the image cannot be read, which `batches` logged
                 yield {"image": tokens, "text": CAPTION_SEPARATOR.join(captions)}
-
-    def tokens(self, image: bytes) -> Tensor | None:
-        """Return the tokens [P, D] of an image by its bytes, None if there are none."""
-        wanted = np.array(digest(image), DIGEST)
-        near = np.searchsorted(self.digests, wanted)
-        if near == len(self.digests) or self.digests[near:near + 1] != wanted:
-            return None
-        place = self.places[near]
-        number = np.searchsorted(self.starts, place, side="right") - 1
-        file = self.files[number]
-        if file not in self.opened:
-            self.opened[file] = cache.read_tensors(file)["tokens"]
-        return self.opened[file][place - self.starts[number]]
-
-    def __getstate__(self) -> dict:  # for worker processes, which open the files themselves
-        return {**vars(self), "opened": {}}
 
 
 def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:

@@ -71,7 +71,10 @@ class PretrainedCaptioner:
         return self._split[0]
 
     def from_bytes(self, image: Tensor) -> Tensor:
-        """Convert a batch of `to_bytes`, uint8 [B, 3, H, W], as `transform` would, to the last bit, on the device."""
+        """Convert a batch of `to_bytes`, uint8 [B, 3, H, W], as `transform` would, to the last bit, on the device.
+
+        Patch tokens, [B, P, D], are only converted to float32.
+        """
         return self._split[1].normalized(image.to(self.device, non_blocking=True))
 
     def batches(self, images: Images, batch_size: int = 32) -> Iterator[Tensor]:
