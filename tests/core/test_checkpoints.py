@@ -7,6 +7,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from benchmark.models import save_clip
 from conftest import VOCAB, captions, images, run, tiny_captioner
 from training import equal
 
@@ -39,11 +40,12 @@ def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
 ])
 def test_a_run_of_clip_loads_whole_with_the_flags_that_change_its_weights(flag, model_args, tmp_path):
     open_clip_mdc.register()
-    expected = open_clip.create_model("ViT-S-32", **model_args).state_dict()
+    name, _ = save_clip(tmp_path)
+    expected = open_clip.create_model(name, **model_args).state_dict()
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": expected}, tmp_path / "checkpoints" / "epoch_1.pt")
     flags = {"force_custom_text": False, "siglip": False} | {flag: True}
-    (tmp_path / "params.txt").write_text("model: ViT-S-32\n" + "".join(f"{k}: {v}\n" for k, v in flags.items()))
+    (tmp_path / "params.txt").write_text(f"model: {name}\n" + "".join(f"{k}: {v}\n" for k, v in flags.items()))
     assert equal(checkpoints.load(str(tmp_path))[0].state_dict(), expected)
 
 

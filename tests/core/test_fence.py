@@ -21,10 +21,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_830, 30.9),
-    "src": (("src",), 16_860, 92.3),
+    "src": (("src",), 16_840, 92.2),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_490, 33.8),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.4),
-    "tests": (("tests",), 26_240, 198.2),
+    "tests": (("tests",), 26_180, 197.8),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206

@@ -10,7 +10,7 @@ from training import equal, open_clip_train_each, train_flags, weights
 import open_clip_mdc
 
 SYNTHETIC = ("--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "4")
-CNN = "MDC-timm-test_efficientnet"
+CNN = "MDC-small-timm-test_efficientnet"
 
 
 def tower(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ def test_a_pretrained_cnn_keeps_its_statistics_in_every_mode_unless_asked_to_lea
     runs = {"whole": ("--pretrained", tmp_path / "w.pt"), "image": ("--pretrained-image", tmp_path / "w.pt"),
             "partly": ("--pretrained", tmp_path / "w.pt", "--lock-image", "--lock-image-unlocked-groups", "2"),
             "learnt": ("--pretrained", tmp_path / "w.pt", "--learn-image-bn-stats"),
-            "lit": ("--model", "LiT-timm-test_efficientnet", "--pretrained-image", tmp_path / "w.pt")}
+            "lit": ("--model", "LiT-small-timm-test_efficientnet", "--pretrained-image", tmp_path / "w.pt")}
     open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name, model=CNN)
                            for name, more in runs.items()))
     for name in runs:

@@ -118,7 +118,7 @@ def test_an_encoder_of_timm_with_its_classifier(tmp_path, name):
     torch.save(model.state_dict(), tmp_path / "model.pth")
     image = images(1, model.pretrained_cfg["input_size"][-1])
     expected = model.forward_features(image)
-    captioner = create(f"timm-{name}", tmp_path / "model.pth")[0]
+    captioner = create(f"small-timm-{name}", tmp_path / "model.pth")[0]
     tower = of_models.tower(captioner.visual)
     if expected.ndim == 4:
         expected = torch.nn.functional.layer_norm(expected.flatten(2).mT, expected.shape[1:2])
@@ -179,7 +179,7 @@ def test_dinov2_of_transformers(tmp_path, registers, file_names):
     model.save_pretrained(tmp_path / "dino")
     if not file_names:
         save_file({name: x.contiguous() for name, x in model.state_dict().items()}, tmp_path / "dino/model.safetensors")
-    base = f"timm-vit_small_patch14{'_reg4' if registers else ''}_dinov2"
+    base = f"small-timm-vit_small_patch14{'_reg4' if registers else ''}_dinov2"
     for side in (70, 98):
         image = images(1, side)
         tokens = model(image).last_hidden_state[:, 1 + registers:]
@@ -199,7 +199,7 @@ def test_siglip_of_transformers_goes_into_timms(tmp_path):
     model = random(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes, hidden_act="gelu")))
     model.save_pretrained(tmp_path / "siglip")
     image = images(1, 64)
-    captioner = create("timm-vit_base_patch16_siglip_224", tmp_path / "siglip", force_image_size=64)[0]
+    captioner = create("small-timm-vit_base_patch16_siglip_224", tmp_path / "siglip", force_image_size=64)[0]
     assert_gives(captioner, model(image).last_hidden_state, image)
     assert captioner.visual.preprocess_cfg["mean"] == [0.5, 0.5, 0.5]
 
@@ -280,7 +280,7 @@ def test_the_real_encoders(folder, name, side):
     expected = model.forward_features(image)
     expected = (torch.nn.functional.layer_norm(expected.flatten(2).mT, (1280,)) if expected.ndim == 4 else
                 expected[:, 1:])
-    captioner = create(f"timm-{name}", path)[0]
+    captioner = create(f"small-timm-{name}", path)[0]
     assert_gives(captioner, expected, image)
     assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
 

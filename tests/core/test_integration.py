@@ -6,6 +6,7 @@ from importlib import import_module, metadata
 import open_clip
 import pytest
 import torch
+from benchmark.models import save_clip
 from conftest import REPO, png, run, tiny_captioner
 from strategies import tar
 from syntax import internals, upstream_writes
@@ -175,9 +176,9 @@ def test_replaced_functions_take_arguments_with_no_more_attributes_than_upstream
     few = Namespace(rank=0, device="cpu", precision="fp32", distill=False, accum_freq=1, log_every_n_steps=9,
                     skip_scheduler=True, grad_clip_norm=None, horovod=False, batch_size=1, world_size=1, wandb=False,
                     save_logs=False, zeroshot_frequency=0, epochs=1, distributed=False)
-    model = open_clip.create_model("ViT-S-32-alt", force_image_size=32, output_dict=True)
+    model = open_clip.create_model(save_clip(tmp_path)[0], output_dict=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rows = [{"image": torch.rand(3, 32, 32), "text": torch.full((77,), i)} for i in (1, 2)]
+    rows = [{"image": torch.rand(3, 48, 48), "text": torch.full((32,), i)} for i in (1, 2)]
     loader = torch.utils.data.DataLoader(rows if MAJOR > 3 else [tuple(row.values()) for row in rows], 2)
     loader.num_batches, loader.num_samples = 1, 2
     before = model.visual.proj.clone()
@@ -282,17 +283,16 @@ def test_every_upstream_internal_that_is_imported_is_listed():
         assert attribute(address) is not None and reason
 
 
-def test_clip_models_give_bit_equal_outputs_registered_or_not():
-    image, text = torch.randn(2, 3, 224, 224), open_clip.tokenize(["a dog", "a cat on a mat!"])
-    outputs = []
+def test_clip_models_give_bit_equal_outputs_registered_or_not(tmp_path):
+    image, text = torch.randn(2, 3, 48, 48), open_clip.tokenize(["a dog", "a cat on a mat!"], context_length=32)
+    outputs, (name, _) = [], save_clip(tmp_path)
     for prepare in (lambda: None, open_clip_mdc.register):
         prepare()
         for custom_text in (False, True):  # CLIP, and CustomTextCLIP, whose name in the factory is replaced
             torch.manual_seed(0)
-            model = open_clip.create_model("ViT-B-32", output_dict=True, force_custom_text=custom_text).eval()
+            model = open_clip.create_model(name, output_dict=True, force_custom_text=custom_text).eval()
             with torch.no_grad():
                 outputs.append(model(image, text))
-            del model
     for plain, registered in zip(outputs[:2], outputs[2:], strict=True):
         assert plain.keys() == registered.keys()
         assert all(torch.equal(plain[k], registered[k]) for k in plain)

@@ -4,6 +4,7 @@ import json
 import open_clip
 import pytest
 import torch
+from benchmark.models import save_clip
 from conftest import images, run_folder
 from training import equal, open_clip_train, weights
 
@@ -47,8 +48,9 @@ def test_the_locked_tower_stays_bit_for_bit_and_cosines_classify(trained, scenes
     assert json.loads((tmp_path / "zero.json").read_text())["metrics"]["acc1"] > 0.12
 
 
-@pytest.mark.parametrize("base", ["ViT-Ti-8", "timm-test_vit", "timm-test_efficientnet", "ViT-S-32-alt"])
+@pytest.mark.parametrize("base", ["ViT-Ti-8", "small-timm-test_vit", "small-timm-test_efficientnet", "tiny-clip-vit"])
 def test_the_embedding_is_the_captioners_gap_feature_projected_and_only_the_tower_is_locked(base, tmp_path):
+    save_clip(tmp_path, "tiny-clip-vit")
     source = run_folder(tmp_path / "run", f"MDC-{base}")
     model, _, _ = open_clip_mdc.create_model_and_transforms(f"LiT-{base}", pretrained_image=str(source))
     captioner = open_clip_mdc.load(source).model

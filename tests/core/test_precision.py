@@ -119,26 +119,3 @@ def test_float32_products_may_be_tf32_where_autocast_is_on_and_there_alone(monke
         model.text.output(torch.randn(3, 32))
     model.text.output(torch.randn(3, 32))
     assert seen == [True, False] and not torch.backends.cuda.matmul.allow_tf32
-
-
-def decoded(objective: str, dtype: torch.dtype) -> list:
-    """Return captions of 16 images without autocast, and with it."""
-    model, image = captioner(objective), images(16)
-    expected = model.generate(image, length=8, return_trace=True)
-    with torch.autocast("cpu", dtype):
-        return [expected, model.generate(image, length=8, return_trace=True)]
-
-
-@pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
-def test_unmasking_under_autocast_reveals_the_same_tokens_at_the_same_steps(dtype, tolerance):
-    expected, found = decoded("mdc", dtype)
-    same = (found.text == expected.text).all(1)
-    assert same.sum() >= 15 and (found.step != expected.step)[same].any(1).sum() <= 1  # of 16 captions
-    assert (found.log_prob - expected.log_prob)[same].sum(1).abs().max() < 8 * tolerance
-
-
-@pytest.mark.parametrize("dtype, tolerance", PRECISIONS)
-def test_beam_search_under_autocast_finds_the_same_captions(dtype, tolerance):
-    expected, found = decoded("arc", dtype)
-    assert torch.equal(found.text, expected.text)
-    assert (found.log_prob - expected.log_prob).sum(1).abs().max() < 8 * tolerance
