@@ -8,8 +8,12 @@ each sentence stands at both places. Tokens are predicted as in training, with t
 weights. Per word of a sentence, without full stops and EOT:
 
     loss    -log p(token | photograph), in nats
-    gain    the loss of a blind twin minus this loss. The twin was trained further on the same captions with one grey
-            image, so it has learnt log p(token | visible words), which nobody knows of people's captions
+    blind   the loss of a blind twin, which was trained further on the same captions with one grey image. It has learnt
+            log p(token | visible words), which nobody knows of people's captions
+    gain    blind minus loss
+
+With "left_" before their names, these are measured again with all words to the left visible and none to the right. That
+is the control: a twin that uses the other words loses less there on a sentence that is said second.
 
 Dimensions: B captions, L positions, P patches.
 """
@@ -28,14 +32,17 @@ from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.shards import image_member, read_metadata, read_samples
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.captioner import Captioner
-from open_clip_mdc.text.packing import pack
+from open_clip_mdc.text.packing import NoisedCaptions, pack
 
+from .contexts import left_context
 from .flickr8k import grey_image
 from .mentions import as_trained, keep
 from .tables.position import DRAWS, PLACES
 
 PHOTOGRAPHS = 20  # in a batch
 SENTENCES = 5  # of a photograph, and as many pairs
+MEASURES = ("loss", "blind", "gain")
+LEFT = 2  # words of each sentence that are asked for, from the left
 
 
 def words_of(pairs: list[list[str]], tokenizer, length: int) -> Tensor:
@@ -51,30 +58,39 @@ def words_of(pairs: list[list[str]], tokenizer, length: int) -> Tensor:
 
 
 def measure(model: Captioner, blind: Captioner, image_embs: Tensor, grey: Tensor, text: Tensor, words: Tensor,
-            draws: int, generator: torch.Generator) -> dict[str, Tensor]:
+            corruptions: list[NoisedCaptions]) -> dict[str, Tensor]:
     """Return the sums of weight, and of weight times each measure, over the words of both sentences: float64 [B, 2].
 
     Args:
         image_embs: patch tokens, [B, P, D]. `grey` are those of the grey image, [P, D].
         text: captions, long [B, L]. `words` is of `words_of`.
     """
-    sums = {name: torch.zeros(len(text), 2, dtype=torch.float64) for name in ("loss", "gain", "weight")}
-    for noised in as_trained(model, text, draws, generator):
+    sums = {name: torch.zeros(len(text), 2, dtype=torch.float64) for name in (*MEASURES, "weight")}
+    for noised in corruptions:
         captions = pack(text, noised, model.vocab_size)
         losses = model.token_nll(image_embs, captions)
-        values = {"loss": losses, "gain": blind.token_nll(grey.expand_as(image_embs), captions) - losses,
-                  "weight": torch.ones_like(losses)}
+        without = blind.token_nll(grey.expand_as(image_embs), captions)
+        values = {"loss": losses, "blind": without, "gain": without - losses, "weight": torch.ones_like(losses)}
         for name, value in values.items():
             by_place = torch.zeros(text.shape, dtype=torch.float64)
             by_place[noised.loss_mask] = (captions.predicted.weight * value).double()
-            sums[name] += (words * by_place[:, None]).sum(2) / draws
+            sums[name] += (words * by_place[:, None]).sum(2) / len(corruptions)
     return sums
+
+
+def from_the_left(model: Captioner, text: Tensor, words: Tensor, generator: torch.Generator) -> list[NoisedCaptions]:
+    """Return `left_context` of LEFT words of each sentence, drawn at random. `words` is of `words_of`."""
+    return [left_context(model, text, asked) for of_place in words.unbind(1)
+            for asked in of_place.float().multinomial(LEFT, replacement=True, generator=generator).unbind(1)]
 
 
 @torch.no_grad()
 def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shard: str, draws: int,
                   seed: int = 0) -> dict[str, list]:
-    """Return the keys of photographs ("images"), and the sums over their pairs, "MEASURE_PLACE" and "weight_PLACE"."""
+    """Return the keys of photographs ("images"), and the sums over their pairs, "MEASURE_PLACE" and "weight_PLACE".
+
+    For all but an autoregressive model, which reads nothing else, "left_" before the names is the second context.
+    """
     generator = torch.Generator().manual_seed(seed)
     (grey,) = blind.encode_image_tokens(transform(decode_image(BytesIO(grey_image())))[None])
     found: dict[str, list] = {"images": []}
@@ -85,13 +101,17 @@ def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shar
             transform(decode_image(BytesIO(sample[image_member(sample)]))) for sample in firsts]))
         pairs = [read_metadata(sample)["sentences"] for sample in batch]
         text = tokenizer([" ".join(pair) for pair in pairs])
-        sums = measure(model, blind, embs.repeat_interleave(SENTENCES, 0), grey, text,
-                       words_of(pairs, tokenizer, text.shape[1]), draws, generator)
+        words = words_of(pairs, tokenizer, text.shape[1])
+        of_context = {"": as_trained(model, text, draws, generator)}
+        if not model.causal:
+            of_context["left_"] = from_the_left(model, text, words, generator)
         found["images"] += [sample["__key__"].rpartition("-")[0] for sample in firsts]
-        for name, values in sums.items():
-            of_photograph = values.view(len(firsts), SENTENCES, len(PLACES)).sum(1)
-            for place, value in zip(PLACES, of_photograph.unbind(1), strict=True):
-                found.setdefault(f"{name}_{place}", []).extend(value.tolist())
+        for context, corruptions in of_context.items():
+            sums = measure(model, blind, embs.repeat_interleave(SENTENCES, 0), grey, text, words, corruptions)
+            for name, values in sums.items():
+                of_photograph = values.view(len(firsts), SENTENCES, len(PLACES)).sum(1)
+                for place, value in zip(PLACES, of_photograph.unbind(1), strict=True):
+                    found.setdefault(f"{context}{name}_{place}", []).extend(value.tolist())
     return found
 
 
@@ -106,14 +126,15 @@ def main() -> None:
         for pretrained, twin in zip(args.pretrained, args.blind, strict=True):
             path = args.out / f"sentences-{twin.replace('/', '_')}.json"
             about = {"dataset": "sentences", "pretrained": twin, "task": "sentences", "settings": {
-                "draws": DRAWS, "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained),
+                "measures": list(MEASURES), "draws": DRAWS, "left": LEFT,
+                "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained),
                 "blind_sha256": sha256(twin)}}
             if results.is_there(path, about):
                 continue
             model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
             blind, _, _ = checkpoints.load(twin, captioner=True)
             found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
-            keep(path, about, found, ("loss", "gain"))
+            keep(path, about, found, MEASURES)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")
 

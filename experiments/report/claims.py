@@ -83,9 +83,9 @@ def names_of(scale: Scale) -> dict[str, str]:
     """Return the values for {name} in claims.csv: the scale's data, network and lengths."""
     captioning = scale.captioning[0]
     fixed = [length for length in captioning.lengths if length != "auto"] or ["auto"]
-    found = {"alt": scale.data[scale.alt].label, "long": scale.data[scale.long].label,
-             "search": scale.data[scale.search].label, "net": scale.backbone, "test": captioning.label,
-             "ours": captioning.lengths[0], "longest": fixed[-1],
+    labels = {name: scale.data[name].label for name in (scale.alt, scale.long, scale.search) if name in scale.data}
+    found = {"alt": labels.get(scale.alt), "long": labels.get(scale.long), "search": labels.get(scale.search),
+             "net": scale.backbone, "test": captioning.label, "ours": captioning.lengths[0], "longest": fixed[-1],
              "free": "auto" if "auto" in captioning.lengths else captioning.lengths[0],
              "probe": "Average" if len(scale.probes) > 1 else next(iter(scale.probes), ""),
              "debiased": "" if scale.name == "paper" else ", debiased"}

@@ -66,11 +66,12 @@ def sentences(scale: Scale) -> Iterator[Cell]:
     """Yield what a photograph tells of a sentence that stands first or second, beyond what a blind twin knows."""
     for row in MAIN if "sentences" in scale.tables else ():
         sighted = Run(f"{row}-{scale.backbone}", scale.alt, locked=True)
-        for measure in ("loss", "gain"):
+        contexts = list(CONTEXTS)[:1] if row == "ARC" else CONTEXTS  # ARC always has the words to the left
+        for measure in (context + measure for context in contexts for measure in ("loss", "gain")):
             for place in PLACES:
+                metric = f"{measure}_{place}".replace(" ", "_")
                 yield Cell(row, f"{measure}, {place}", sighted._replace(data="blind", start=sighted), Evaluation(
-                    "sentences", "{out}/data/held-out/00000.tar", ("sentences",), f"{measure}_{place}", scale=1.0),
-                    competes=False)
+                    "sentences", "{out}/data/held-out/00000.tar", ("sentences",), metric, scale=1.0), competes=False)
 
 
 def lastsaid(scale: Scale) -> Iterator[Cell]:

@@ -23,8 +23,8 @@ BUDGET = {
     "the heart": (HEART, 5_830, 30.9),
     "src": (("src",), 16_840, 92.2),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_490, 33.8),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.4),
-    "tests": (("tests",), 26_180, 197.8),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_230, 47.7),
+    "tests": (("tests",), 26_220, 198.2),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 206

@@ -3,6 +3,7 @@
     pytest tests/experiments/test_contexts.py
 """
 import json
+import random
 
 import open_clip
 import pytest
@@ -15,9 +16,9 @@ from experiments.flickr8k import sentence_pairs
 from experiments.mentions import as_trained, visible_tokens
 from experiments.report import claims, contexts
 from experiments.report.results import Result
-from experiments.sentences import measure, words_of
+from experiments.sentences import LEFT, from_the_left, measure, words_of
 from experiments.tables import position as tables
-from experiments.tables.scales import CONTEXTS
+from experiments.tables.scales import CONTEXTS, SENTENCES
 from open_clip_mdc import register, unregister
 from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.text.packing import pack
@@ -167,8 +168,9 @@ def test_a_blind_twin_that_reads_the_same_has_a_gain_of_nothing_but_the_image(ob
     words = torch.zeros(3, 2, TEXT.shape[1], dtype=torch.bool)
     words[:, 0, 1:3] = words[:, 1, 4:6] = True
     with torch.no_grad():
-        found = measure(model, model, embs, grey, TEXT, words, 4, torch.Generator().manual_seed(1))
-        same = measure(model, model, grey.expand_as(embs), grey, TEXT, words, 4, torch.Generator().manual_seed(1))
+        draws = as_trained(model, TEXT, 4, torch.Generator().manual_seed(1))
+        found = measure(model, model, embs, grey, TEXT, words, draws)
+        same = measure(model, model, grey.expand_as(embs), grey, TEXT, words, draws)
     assert same["gain"].abs().max() < 1e-5 < found["gain"].abs().min()
     expected = torch.zeros(3, 2, dtype=torch.float64)
     for noised in as_trained(model, TEXT, 4, torch.Generator().manual_seed(1)):
@@ -177,6 +179,45 @@ def test_a_blind_twin_that_reads_the_same_has_a_gain_of_nothing_but_the_image(ob
                 if words[row, place, position]:
                     expected[row, place] += float(noised.weight[row, position]) * loss / 4
     torch.testing.assert_close(found["loss"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_from_the_left_words_of_each_sentence_are_asked_for_alone_with_all_before_them_visible():
+    words = torch.zeros(len(TEXT), 2, TEXT.shape[1], dtype=torch.bool)
+    words[:, 0, 1:3] = words[:, 1, 4:6] = True
+    found = from_the_left(magnified("mdc"), TEXT, words, torch.Generator().manual_seed(0))
+    assert len(found) == 2 * LEFT
+    for number, noised in enumerate(found):
+        place = noised.loss_mask.int().argmax(1)
+        assert noised.loss_mask.sum(1).eq(1).all()
+        assert words[torch.arange(len(TEXT)), number // LEFT, place].all()
+        before = torch.arange(TEXT.shape[1]) < place[:, None]
+        assert (noised.text == TEXT)[before].all() and not (noised.text == TEXT)[noised.loss_mask].any()
+
+
+def judged_sentences(tmp_path, second: float):
+    """Verdicts where the blind twins lose 3 on a sentence that is said first, and so much on one said second."""
+    results = {}
+    for cell in tables.sentences(SENTENCES):
+        for seed in range(3):
+            draw = random.Random(seed + sum(cell.row.encode())).gauss
+            measured = {"blind": (3, second), "gain": (0.3, 0.3 if cell.row == "MDC" else 0.03), "weight": (1, 1)}
+            values = {f"{context}{name}_{place}": [draw(mean, 0.05) for _ in range(200)]
+                      for context in ("", "left_") for name, means in measured.items()
+                      for place, mean in zip(tables.PLACES, means, strict=True)}
+            path = tmp_path / f"{cell.row}--{seed}.json"
+            (tmp_path / "items").mkdir(exist_ok=True)
+            (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
+            name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_1"
+            results.setdefault(("sentences", "sentences", name), {})[seed] = Result({}, path)
+    return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of("sentences", SENTENCES), results,
+                                                               SENTENCES)}
+
+
+def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_sentence(tmp_path):
+    told = judged_sentences(tmp_path, second=2.8)
+    assert {name: row.verdict for name, row in told.items()} == {
+        "photo-mdc": "shows", "photo-arc": "contradicts", "photo-difference": "shows"}
+    assert {row.verdict for row in judged_sentences(tmp_path, second=3.1).values()} == {"no verdict"}
 
 
 def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):
