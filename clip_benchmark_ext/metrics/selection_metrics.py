@@ -4,43 +4,9 @@
     metrics, items = selection_metrics(dataset.metric, scores, dataset.cases) # {"text_acc": ..., ...}
 
 An array is [C], the score of each caption, the right ones first. With two images it is [I, C] = [2, 2], the score of
-image i with caption c. Higher is better. Names of metrics have the row as a suffix, except for "plain":
-
-    text_acc            the official number of the data set, unless noted below:
-                          SugarCrepe, VALSE, What'sUp, NegBench
-                                              share of cases whose right caption scores strictly higher
-                          SugarCrepe++        share of cases whose two right captions score strictly higher
-                          ARO VG-Relation     mean over relations, without the 157 that the official notebook leaves out
-                          ARO VG-Attribution  mean over ordered pairs of attributes with at least 25 cases
-                          ARO *-Order         share of cases whose right caption is no worse than any other
-                          Winoground, BiVLC, ColorSwap
-                                              share of cases whose two images both prefer their own caption
-    text_acc_macro, text_acc_micro    ARO VG-*: mean over groups (= text_acc), and mean over their cases
-    text_acc_strict     ARO *-Order: ties count as wrong
-    image_acc, acc      two images: the image score (COLA's and MMVP-VLM's official number) and the group score
-    text_acc_KIND, ...  the same for cases of one kind: NegBench's positive, negative and hybrid, BiVLC's add, replace
-                        and swap, MMVP-VLM's visual patterns, What'sUp's relations
-    pair_acc, set_acc   What'sUp's photographs of two objects: share of opposite relations (left and right) that are
-                        both right, and share of object pairs whose four relations are all right
-    statement_acc_debiased    share of captions judged right, where a score above 0 means true (the image makes the
-                        caption more probable): the mean over right and over wrong captions, so that chance is 1/2
-    ties, tied_cases    number of cases with a tie at the top, and the keys of the first ten of them
-    image_ties          the same for the image score (all cases of a blind row, which cannot tell images apart)
-    same_words_acc      share of the `same_words` cases whose right caption scores strictly higher
-    same_full_stop_acc, same_capital_acc, same_length_acc
-                        the same for the cases that `full_stop_differs` and so on do not count
-
-All rows share `cases` and `ties_count_as`, for ARO VG-* `groups` and `cases_in_groups` in the official mean, and the
-numbers of cases that may be decided by the texts alone:
-
-    duplicates          a wrong caption equals the right one, so that they tie
-    same_words          a wrong caption has the same words in another order, so that no bag of words tells them apart
-    full_stop_differs   some but not all captions end in a full stop (12 to 22 % of SugarCrepe's cases, always a wrong
-                        one, whose likelihood has one more token)
-    capital_differs     some but not all captions begin with a capital
-    length_differs      captioners: a wrong caption has more or fewer tokens
-
-Equal texts within a case get equal scores here, so that a noisy estimator cannot win by chance.
+image i with caption c. Higher is better. Names of metrics have the row as a suffix, except for "plain".
+docs/evaluation.md has the list. Equal texts within a case get equal scores, so that a noisy estimator cannot win by
+chance.
 
 Dimensions: N cases, I images of a case, C captions of a case.
 """
@@ -108,7 +74,7 @@ def has_same_words(case: Case) -> bool:
 
 def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],
                       surfaces: Mapping[str, Callable[[str], object]] = SURFACES) -> tuple[dict, dict]:
-    """Return the metrics of one data set (listed at the head of this file), and items for `results.write_items`.
+    """Return the metrics of one data set (listed in docs/evaluation.md), and items for `results.write_items`.
 
     Args:
         scores: by row ("plain", "blind", "debiased", ...), an array [C] or [I, C] per case, in the order of `cases`.
