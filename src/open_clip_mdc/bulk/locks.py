@@ -25,8 +25,8 @@ def make_once(target: Path, write: Callable[[Path], object], wait: bool) -> bool
         try:
             free = lock(file.fileno())
         except OSError as problem:
-            raise OSError(f"{target.parent} is on a file system without locks ({problem.strerror}): put --out "
-                          "elsewhere") from problem
+            raise OSError(f"{target.parent} is on a file system without locks ({problem.strerror}): give "
+                          "another place") from problem
         if not free and not wait:
             return target.exists()
         if not free:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from open_clip_train.precision import get_autocast
 from PIL import Image
 from torch import Tensor, nn
 
+from ..bulk.locks import make_once
 from ..data.captions import captioned
 from ..data.features import Features, digest, place_of, save
-from ..data.files import lock, open_own, sha256
+from ..data.files import sha256
 from ..data.images import decoded, image_pairs
 from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
 from ..models import towers
@@ -48,24 +50,18 @@ class FeatureCache(Features):
         if self.files:
             return
         place = place_of(self.folder, tower, self.transform, precision)
-        files, start, count = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), 0
+        files, start, counts = [place / f"{sha256(shard)}.safetensors" for shard in self.shards], time.monotonic(), []
         pairs, first = list(zip(self.shards, files, strict=True)), rank * len(files) // world_size
         for wait in (False, True):  # at the end for shards that another process is computing
             for shard, file in pairs[first:] + pairs[:first]:
-                if file.exists():  # without a lock, as the folder may be read-only
-                    continue
-                with open_own(hidden := place / f".{file.stem}.lock", "ab") as locked:
-                    if not lock(locked.fileno(), wait):
-                        continue
-                    if not file.exists():
-                        count += self._write(tower, shard, file, precision, device)
-                    hidden.unlink(missing_ok=True)  # who waits for it, or makes another, finds the file
+                if not file.exists():  # without a lock, as the folder may be read-only
+                    make_once(file, partial(self._write, counts, tower, shard, precision, device), wait)
         self.index(files)
-        logging.info(f"Features of {len(self.digests)} images in {place}: {count} computed here in "
+        logging.info(f"Features of {len(self.digests)} images in {place}: {sum(counts)} computed here in "
                      f"{time.monotonic() - start:.1f} s")
 
     @torch.no_grad()
-    def _write(self, tower: nn.Module, shard: str, file: Path, precision: str, device: str) -> int:
+    def _write(self, counts: list[int], tower: nn.Module, shard: str, precision: str, device: str, file: Path) -> None:
         training, digests, tokens = tower.training, [], []
         tower.eval()
         for names, image in batches(shard, self.transform):
@@ -77,7 +73,7 @@ class FeatureCache(Features):
         known = towers.tower(tower)
         shape = known.num_patches, known.width
         save(file, digests, torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]))
-        return len(digests)
+        counts.append(len(digests))
 
     def pairs(self, samples: Iterable[dict], shared_epoch: SharedEpoch) -> Iterator[dict]:
         """Yield `image`, float16 tokens [P, D], and `text` of each sample. After the last locked epoch, `image_pairs`.
