@@ -25,9 +25,8 @@ from PIL import Image
 from ..data.images import open_image
 from ..data.paths import IMAGE_FILES, find_images
 from ..decoding.attention_maps import light, word_maps
-from ..decoding.confidence import tokenize_with_masks
 from ..decoding.lengths import default_length
-from ..decoding.options import check_text, readable, searches
+from ..decoding.options import readable
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
 from .page import CARDS, legend, printable, render_page
@@ -62,11 +61,7 @@ class Demo:
         if len(text or "") > CHARACTERS:
             raise ValueError(f"give at most {CHARACTERS} characters")
         image, model = self._read(path), self.loaded.model
-        if text:
-            searches({"text": text}, model.objective)
-            check_text(text, None)
-        options = {"text": tokenize_with_masks(self.loaded.tokenizer, text, model.context_length)
-                   .to(self.loaded.device)} if text else {"length": default_length(model)}
+        options = {"text": self.loaded.masked_text(text)} if text else {"length": default_length(model)}
         with self.loaded.autocast():
             decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
         row = describe_captions(decoded, self.loaded.tokenizer)[0]

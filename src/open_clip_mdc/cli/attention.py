@@ -16,8 +16,7 @@ from PIL import Image
 from ..data.images import Images, data_url, encode_png
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding.attention_maps import light, principal_components, word_maps
-from ..decoding.confidence import tokenize_with_masks
-from ..decoding.options import check_text, readable, searches
+from ..decoding.options import readable
 from ..errors import complain, complain_of_none, plural
 from ..integration.pretrained import describe_captions
 from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
@@ -53,9 +52,7 @@ def run(args: argparse.Namespace) -> None:
     model, options = loaded.model, {}
     model.check_whole()
     if args.text is not None:
-        searches({"text": args.text}, model.objective)
-        check_text(args.text, args.length)
-        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length).to(loaded.device)
+        options["text"] = loaded.masked_text(args.text, args.length)
     elif args.length:
         options["length"] = args.length
     names, rows, images, overlays, tokens, skipped = [], [], [], [], [], []

@@ -33,7 +33,6 @@ from ..data.outputs import is_folder
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding import options as decoding
 from ..decoding.clip_guidance import Clip, Guide
-from ..decoding.confidence import tokenize_with_masks
 from ..decoding.lengths import default_length
 from ..errors import complain, complain_of_none, plural
 from ..integration import clip as clip_models
@@ -94,7 +93,7 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
                                 causal)
     args.repeats = options.get("repeats")
     if args.text:
-        options["text"] = tokenize_with_masks(loaded.tokenizer, args.text, model.context_length)
+        options["text"] = loaded.masked_text(args.text)
     if decoding.guides(options):
         options["uncond"] = args.uncond or model.caption_cfg.default_uncond
     if decoding.needs_null_image(options, model):

@@ -151,6 +151,15 @@ class PretrainedCaptioner:
         """Return normalised patch tokens, float32 [B, P, D], on the CPU."""
         return self._encode(self.model.encode_image_tokens, images, batch_size)
 
+    def masked_text(self, text: str, length: int | str | None = None) -> Tensor:
+        """Return the ids of a caption with [MASK] to fill in, long [1, L].
+
+        Raises OptionError if there is nothing to fill in, if a length is given, or if the model cannot fill in.
+        """
+        decoding.searches({"text": text}, self.model.objective)
+        decoding.check_text(text, length)
+        return tokenize_with_masks(self.tokenizer, text, self.model.context_length)
+
     def decode(self, image: Tensor, **options) -> list[dict]:
         """Return captions of one preprocessed batch [B, 3, H, W], token by token (`describe_captions`)."""
         with self.autocast():
@@ -175,8 +184,7 @@ class PretrainedCaptioner:
         options = decoding.readable(options, causal) | {"sampling": sampling}
         images = as_list(images)
         if text is not None:
-            decoding.check_text(text, options.get("length"))
-            options["text"] = tokenize_with_masks(self.tokenizer, text, self.model.context_length)
+            options["text"] = self.masked_text(text, options.get("length"))
         if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
             options["blind"] = self._null_image(blind_images, images[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
