@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 
@@ -30,14 +29,6 @@ def end_when_terminated() -> None:
     """Exit on SIGTERM, which batch systems send, after removing half-written files here and in child processes."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
-
-
-def is_stdout(path: Path) -> bool:
-    """Return whether a path is where this process prints."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(1))
-    except OSError:  # stdout is closed, or there is no such path
-        return False
 
 
 def open_own(path: Path, mode: str) -> BinaryIO:
@@ -68,6 +59,8 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: its folder does not exist")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is a pipe, a device or a socket: give a file")
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         partial.mkdir() if folder else partial.touch(exist_ok=False)
@@ -84,16 +77,9 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def is_written_to(path: Path) -> bool:
-    """Return whether a path is written to instead of replaced: a FIFO, a device, or where this process prints."""
-    return path.exists() and not path.is_file() and not path.is_dir() or path.is_symlink() and is_stdout(path)
-
-
 def try_output(path: str | Path, folder: bool = False) -> None:
     """Check before the work that `new_file` or `new_folder` will be able to write `path`. Raises OSError if not."""
-    path = Path(path)
-    if not is_written_to(path):
-        path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path))
     if folder:
         place = next(above for above in (path, *path.parents) if above.exists())
         if not place.is_dir():
@@ -105,27 +91,18 @@ def try_output(path: str | Path, folder: bool = False) -> None:
             raise OSError(problem.errno, problem.strerror, str(path)) from problem
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
-    if not is_written_to(path):
-        with _partial(path):
-            pass
+    with _partial(path):
+        pass
 
 
 @contextmanager
 def new_file(path: str | Path, follow: bool = True, like: Path | None = None) -> Iterator[Path]:
     """Yield a file to write, which replaces `path` when the block ends without an error.
 
-    The new file keeps the mode of the old one, or has that of `like`, the output that it stands beside. /dev/stdout, a
-    FIFO or a device is written to at the end. If `path` is a link, its target is replaced, or with `follow=False` the
-    link.
+    The new file keeps the mode of the old one, or has that of `like`, the output that it stands beside. If `path` is a
+    link, its target is replaced, or with `follow=False` the link. Raises ValueError for a pipe or a device.
     """
     path = Path(path)
-    if is_written_to(path):
-        with TemporaryDirectory() as folder:
-            partial = Path(folder, path.name)
-            yield partial
-            with partial.open("rb") as file, open(os.dup(1) if is_stdout(path) else path, "wb") as target:
-                shutil.copyfileobj(file, target)
-        return
     if path.is_symlink() and follow:
         path = Path(os.path.realpath(path))
     with _partial(path) as partial:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
-from .files import is_written_to, try_output
+from .files import try_output
 
 FOLDER = ()  # a folder has no suffix
 PAGE = (".html", ".htm")
@@ -53,7 +53,7 @@ def is_folder(out: str) -> bool:
 def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool = False) -> None:
     """Raise ValueError for a name without one of the `suffixes`. () is for a folder. `tables` also allows a folder."""
     path = Path(value)
-    if is_written_to(path) or tables and is_folder(value):
+    if tables and is_folder(value):
         return
     if not suffixes:
         if path.suffix.lower() in OF_FILES and not path.is_dir():
@@ -91,7 +91,7 @@ def check_unread(flag: str, out: str | Path, inputs: Iterable[str]) -> None:
 
 def check_beside(args: argparse.Namespace) -> None:
     """Check the second file of a command. It is replaced only together with OUT, as no flag names it."""
-    if args.tool not in BESIDE or getattr(args, "action", "fit") != "fit" or is_written_to(Path(args.out)):
+    if args.tool not in BESIDE or getattr(args, "action", "fit") != "fit":
         return
     second = BESIDE[args.tool](Path(args.out))
     check_unread(f"--out {args.out}", second, inputs_of(args))
