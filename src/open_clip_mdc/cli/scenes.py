@@ -132,28 +132,7 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
 
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
           jobs: int = 1, masks: bool = False) -> None:
-    """Write the whole data set under `out`, which appears only when it is complete.
-
-        train/, val/              KEY.png, KEY.txt (one sentence), KEY.json (the scene and both captions), sizes.json
-        train-long/, val-long/    the same images with long captions
-        probe/                    labelled one-object scenes in clip_benchmark's webdataset layout
-        sugarcrepe/               swap_att.json, swap_obj.json, replace_rel.json, images/
-
-    In the rich world KEY.json also has `captions`, five short ones. Instead of probe/ there are probe-colour/,
-    probe-shape/, probe-size/, probe-count/, probe-position/ and probe-relation/. In the world of mentions `captions`
-    are the caption in both orders, and there are probe-colour/ and probe-shape/.
-
-    With `masks` there is also
-
-        masks/                    train.tar and test.tar with KEY.png and KEY.mask.png (the shape at each pixel),
-                                  classnames.txt
-
-    In a world without an object train/ and val/ lack it, and there are also
-
-        concept/                  like val/, with the object in each scene
-        shots-1/ to shots-256/    like train/, with 256 samples of 1 to 256 distinct scenes with the object. A smaller
-                                  set holds the first scenes of a larger one.
-    """
+    """Write the whole data set under `out`, which appears only when it is complete (docs/data.md has its folders)."""
     if min(num_train, num_val, num_probe, num_pairs) < 1:
         raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
     drawing = WORLDS[type(world)]
