@@ -35,9 +35,7 @@ TOOLS = {
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
 MOVED = {"lengths": "make figure3", "reconstruct": "make demo", "schedule-search": "docs/training.md",
          "judge": "make table3", "prepare cub": "docs/data.md", "prepare recap": "docs/data.md"}
-# The modules whose `worker` writes one table per shard.
-WORKERS = {"caption": "caption", "embed": "embed", "score": "score"}
-# The modules that send shards to Ray. They import no torch.
+# The modules that send shards to Ray, where the tool's `worker` writes a table of each. They import no torch.
 DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
            "score": "open_clip_mdc.cli.score_pairs"}
 
@@ -80,7 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         import argcomplete
         argcomplete.autocomplete(parser)
     args = read_flags(parser.parse_args, argv)
-    args.worker = f"{__name__}.{WORKERS[args.tool]}" if args.tool in WORKERS else None
+    args.worker = f"{__name__}.{args.tool}" if args.tool in DRIVERS else None
     return args
 
 
