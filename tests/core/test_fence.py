@@ -21,7 +21,7 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_830, 30.9),
-    "src": (("src",), 16_810, 92),
+    "src": (("src",), 16_780, 92),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_460, 33.8),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_230, 47.7),
     "tests": (("tests",), 26_200, 198.1),
