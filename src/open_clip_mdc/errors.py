@@ -169,7 +169,7 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
         return text
     name = min(found)[2]
     flag = f"--{name.replace('_', style)}"
-    positional = name == "paths" or name == "shards" and args.tool.endswith(".lengths")
+    positional = name in ("paths", "encoder") or name == "shards" and args.tool.endswith(".lengths")
     return text if flag in text or positional else f"{flag}: {text}"
 
 

@@ -15,12 +15,12 @@ class Lines:
     """File for tqdm without a terminal: prints a line per minute, so nothing for short work."""
 
     def __init__(self):
-        self.said = time.monotonic()
+        self.said, self.file = time.monotonic(), sys.stderr  # which a job may hide from others for a while
 
     def write(self, text: str) -> None:
         if text.strip() and time.monotonic() - self.said >= EVERY:
             self.said = time.monotonic()
-            print(text.strip(), file=sys.stderr, flush=True)
+            print(text.strip(), file=self.file, flush=True)
 
     def flush(self) -> None:
         """Do nothing, as `write` prints at once."""

@@ -21,13 +21,13 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_830, 30.9),
-    "src": (("src",), 16_780, 92),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_460, 33.8),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_230, 47.7),
-    "tests": (("tests",), 26_200, 198.1),
+    "src": (("src",), 17_160, 94.4),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_550, 34.4),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
+    "tests": (("tests",), 26_420, 199.9),
 }
 LONGEST_FUNCTION = 60  # lines
-MOST_FLAGS = 206
+MOST_FLAGS = 212
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
 ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 53, "train": 54}

@@ -9,6 +9,7 @@ from conftest import REPO, SHARED, needs_data
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
+from clip_benchmark_ext.datasets import pairs
 from experiments import flickr8k
 from open_clip_mdc.data.shards import read_samples, tar_writer
 
@@ -16,18 +17,18 @@ PAIRS_SHA256 = "abd1bee79e642a443e0b9239310391eaf34d1b4108a962a9dfb80816794e2da1
 
 
 def test_captions_are_made_false_by_rule():
-    made = flickr8k.negatives("a man in a red shirt jumps over a dog near a blue car .", "a man and a dog",
+    made = pairs.negatives("a man in a red shirt jumps over a dog near a blue car .", "a man and a dog",
                               random.Random(0))
     assert made["swap_obj"] == "a shirt in a red man jumps over a dog near a blue car ."
     assert "swap_att" not in made  # "near" stands between the colours: such captions may stay true
     assert made["replace_rel"] == "a man in a red shirt jumps under a dog near a blue car ."
     words = "a man in a red shirt jumps over a dog near a blue car .".split()
-    for kind, vocabulary in (("replace_obj", flickr8k.NOUNS), ("replace_att", flickr8k.COLOURS)):
+    for kind, vocabulary in (("replace_obj", pairs.NOUNS), ("replace_att", pairs.COLOURS)):
         changed = [(a, b) for a, b in zip(words, made[kind].split(), strict=True) if a != b]
         assert len(changed) == 1 and set(changed[0]) <= set(vocabulary) and changed[0][1] not in ("man", "dog")
-    assert flickr8k.swap("a black dog by a white one", flickr8k.COLOURS) == "a white dog by a black one"
-    assert flickr8k.swap("a black and white dog", flickr8k.COLOURS) is None
-    assert flickr8k.negatives("two people talk", "", random.Random(0)) == {}
+    assert pairs.swap("a black dog by a white one", pairs.COLOURS) == "a white dog by a black one"
+    assert pairs.swap("a black and white dog", pairs.COLOURS) is None
+    assert pairs.negatives("two people talk", "", random.Random(0)) == {}
 
 
 def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):

@@ -23,6 +23,7 @@ TOOLS = {
     "fetch": "download data sets to train and test on, or say how to get them",
     "prepare": "write shards to train and test on, from your own data, COCO or Flickr",
     "finetune": "fine-tune a captioner on your photographs, and show its captions before and after",
+    "card": "say on one page what a frozen image encoder knows, beside random weights and pixels",
     "caption": "caption images and write JSONL (optionally an HTML page), or caption shards into Parquet",
     "score": "compute log-likelihoods of captions given images, and filter image-text pairs by them",
     "search": "find the images that fit a sentence best",
@@ -110,5 +111,5 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
     except RuntimeError as problem:
         sys.exit(f"error: {of_worker(problem)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: run the same command again to resume (caption, embed, fetch, finetune, judge, "
+        sys.exit("interrupted: run the same command again to resume (caption, card, embed, fetch, finetune, judge, "
                  "prepare_recap, score --pairs and search)")

@@ -17,14 +17,10 @@ If it was stopped, the same command resumes after the last epoch and ends with t
 photograph once for each of its captions, and is 16 steps or more.
 """
 import argparse
-import io
 import json
-import logging
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -42,15 +38,14 @@ from ..integration.patches import register
 from ..integration.pretrained import PretrainedCaptioner, default_device
 from ..integration.runs import PHOTO, PHOTO_MODEL, find
 from ..integration.validation import nelbo
-from . import prepare
-from . import prepare_layouts as layouts
+from .locked_training import begun, checkpoint, flags_of, halves, shards_of, unsaid, write_data_of
 from .page import card, legend, shown, thumbnail, write_page
-from .prepare_layouts import Sample, read_shards
+from .prepare import usable
+from .prepare_layouts import Sample
 from .shared import load_captioner
 
 SETTINGS = ("paths", "images", "val", "plugin", "model", "pretrained", "pretrained_image", "epochs")
-SHARE = re.compile(r"0?\.\d+")
-LEAST, BATCH = 10, 32  # photographs
+BATCH = 32  # photographs
 STEPS = 16  # of an epoch, at least
 RATES = ("1e-4", "3e-4", "1e-3")
 SHOWN = 100  # photographs on the page
@@ -92,61 +87,17 @@ def write_data(args: argparse.Namespace, out: Path) -> dict[str, int]:
 
     Photographs that cannot be used are listed in OUT/data/left_out.txt. Raises ValueError if too few are left.
     """
-    held, left_out = None, []
-    if SHARE.fullmatch(args.val):
-        names = {sample.name for sample in layouts.read(args.paths, args.images, "captions")}
-        by_hash = sorted(names, key=lambda name: prepare.fold_of(name, 2 ** 64))
-        held = set(by_hash[:max(2, round(float(args.val) * len(names)))])
-
-    def read(validate: bool) -> Iterator[Sample]:
-        source = args.val if validate and held is None else args.paths
-        for sample in layouts.read(source, args.images, "captions"):
-            if held is None or (sample.name in held) == validate:
-                yield sample
+    read = halves(args.paths, args.images, args.val)
 
     def one_by_one() -> Iterator[Sample]:
-        for _, sample in prepare.usable(read(True), []):
+        for _, sample in usable(read(True), []):
             yield from (sample._replace(captions=[caption]) for caption in sample.captions)
 
-    with redirect_stdout(io.StringIO()):  # it prints flags for open_clip_train
-        prepare.write(str(out / "data"), {"train": read(False), "val": read(True), "captions": one_by_one()}, left_out,
-                      join=False, skip=True)
-    train, val = ([len(sample.captions) for sample in read_shards(shards_of(out, split), "captions")]
-                  for split in ("train", "val"))
-    if (found := len(train) + len(val)) < LEAST:
-        shutil.rmtree(out / "data")
-        raise ValueError(f"{args.paths}: {plural(found, 'photograph')} with captions: give {LEAST} or more" +
-                         (f" ({left_out[0]})" if left_out else ""))
-    if left_out:
-        print(f"{plural(len(left_out), 'photograph')} left out: {out / 'data' / 'left_out.txt'}")
+    train, val = write_data_of(args.paths, out, {"train": read(False), "val": read(True), "captions": one_by_one()})
     return {"train": len(train), "val": len(val), "captions": sum(train)}
 
 
-def shards_of(out: Path, split: str) -> list[str]:
-    return sorted(map(str, (out / "data" / split).glob("*.tar")))
-
-
 # ---- training
-
-
-@contextmanager
-def unsaid() -> Iterator[None]:
-    """Keep what open_clip_train says off the terminal. Its log has it, and an error still comes through."""
-    root = logging.getLogger()
-    level, handlers = root.level, root.handlers[:]
-    root.handlers[:] = [logging.NullHandler()]  # logging would add one for the terminal where it finds none
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        for handler in root.handlers:
-            handler.close()  # the log's file
-        root.handlers[:] = handlers
-        root.setLevel(level)
-
-
-def checkpoint(folder: Path, epoch: int) -> Path:
-    return folder / "checkpoints" / f"epoch_{epoch}.pt"
 
 
 def losses_of(folder: Path) -> list[float]:
@@ -226,15 +177,8 @@ def run(args: argparse.Namespace) -> None:
     """Write OUT. Raises ValueError for bad input, before anything is trained."""
     flags, start = start_of(args)
     out, args.images = Path(args.out), args.images or []
-    if not (out / JOURNAL).exists() and out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"--out {out} exists and is not empty: remove it or give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with Journal(out / JOURNAL, {name: getattr(args, name) for name in SETTINGS}) as journal:
-            fine_tune(args, out, flags, start, journal)
-    finally:
-        with suppress(OSError):
-            out.rmdir()  # if it is empty
+    with begun(out, JOURNAL, {name: getattr(args, name) for name in SETTINGS}) as journal:
+        fine_tune(args, out, flags, start, journal)
 
 
 def fine_tune(args: argparse.Namespace, out: Path, flags: list[str], start: PretrainedCaptioner | None,
@@ -246,13 +190,8 @@ def fine_tune(args: argparse.Namespace, out: Path, flags: list[str], start: Pret
     counts, device = journal["data"], default_device()
     batch = min(BATCH, counts["train"])
     print(f"{counts['train']} photographs to train on, {counts['val']} to validate on", flush=True)
-    flags += [
-        "--lock-image", "--cache-features", str(out / TRIALS / "tokens"), "--dataset-type", "webdataset",
-        "--train-data", "::".join(shards_of(out, "train")), "--val-data", "::".join(shards_of(out, "captions")),
-        "--train-num-samples", str(max(counts["captions"], STEPS * batch)), "--batch-size", str(batch),
-        "--workers", "0", "--lr-scheduler", "const", "--warmup", "10", "--wd", "0.1", "--beta2", "0.98",
-        "--precision", "fp32" if device == "cpu" else "amp_bf16", "--device", device,
-        "--logs", str(out / TRIALS), "--resume", "latest"]
+    flags += [*flags_of(out, out / TRIALS, max(counts["captions"], STEPS * batch), batch, device),
+              "--val-data", "::".join(shards_of(out, "captions")), "--lr-scheduler", "const", "--warmup", "10"]
     for rate in RATES:
         if rate not in journal:
             journal.note({"id": rate, **train_at(rate, flags, out, args.epochs)})

@@ -13,6 +13,7 @@ PAGE = (".html", ".htm")
 # For each command: the flags that name an output, and the suffixes of each.
 OUTPUTS = {
     "finetune": {"out": FOLDER},
+    "card": {"out": FOLDER},
     "caption": {"out": (".jsonl", ".csv", ".parquet", ".json"), "html": PAGE},
     "score": {"out": (".csv", ".jsonl"), "out_shards": FOLDER},
     "search": {"out": (".jsonl", ".csv"), "html": PAGE},
@@ -38,7 +39,7 @@ BESIDE: dict[str, Callable[[Path], Path]] = {
 RESUMED = ("caption", "search")  # with the journal OUT.part
 OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a table for each shard
 APPENDED: set[str] = set()  # their --out is itself the journal
-MAKE_PARENTS = {"scenes", "fetch", "finetune", "prepare", "export"}
+MAKE_PARENTS = {"scenes", "fetch", "finetune", "card", "prepare", "export"}
 
 
 class Default(str):

@@ -1,0 +1,92 @@
+"""Make pairs of a right and a wrong caption from captions of images, by rule, in SugarCrepe's format.
+
+A wrong caption is a copy that a rule makes false. Two nouns or colours are swapped, or a noun, a colour or a
+preposition is replaced. SugarCrepe's wrong captions are written with more care, so do not compare these scores with
+SugarCrepe's.
+"""
+import json
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from open_clip_mdc.data.files import new_folder
+from open_clip_mdc.data.shards import image_member, image_suffix, read_metadata, read_samples
+
+from ..metrics import hallucination
+
+KINDS = ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")
+SEED = 0
+PAIRS = 200  # of each kind, and at most one of a kind from each image
+NOUNS = hallucination.NOUNS
+COLOURS = [colour for colour in hallucination.COLOURS if colour != "orange"]  # as when results were measured
+CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # a swap across one of these leaves the caption true
+RELATIONS = {"in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down",
+             "down": "up", "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside",
+             "outside": "inside", "above": "below", "below": "above", "toward": "away from", "towards": "away from",
+             "off": "onto", "onto": "off"}
+
+
+def swap(caption: str, words: list[str]) -> str | None:
+    """Swap the first two different words of this list. Return None if the caption could still be true."""
+    text = caption.split()
+    places = [i for i, word in enumerate(text) if word in words]
+    for i, j in zip(places, places[1:], strict=False):
+        if text[i] != text[j] and not CONTEXT_WORDS & set(text[i:j]):
+            text[i], text[j] = text[j], text[i]
+            return " ".join(text)
+    return None
+
+
+def replace(caption: str, words: list[str], described: str, rng: random.Random) -> str | None:
+    text = caption.split()
+    places = [i for i, word in enumerate(text) if word in words]
+    others = [word for word in words if word not in described]
+    if not places or not others:
+        return None
+    text[rng.choice(places)] = rng.choice(others)
+    return " ".join(text)
+
+
+def replace_relation(caption: str) -> str | None:
+    pattern = r"\b(" + "|".join(sorted(RELATIONS, key=len, reverse=True)) + r")\b"
+    false = re.sub(pattern, lambda match: RELATIONS[match[1]], caption, count=1)
+    return false if false != caption else None
+
+
+def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str]:
+    """Return the wrong captions of a caption by kind. `described` has the words that are true of its image."""
+    made = {
+        "swap_obj": swap(caption, NOUNS), "swap_att": swap(caption, COLOURS),
+        "replace_obj": replace(caption, NOUNS, described, rng),
+        "replace_att": replace(caption, COLOURS, described, rng),
+        "replace_rel": replace_relation(caption),
+    }
+    return {kind: false for kind, false in made.items() if false}
+
+
+def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
+    """Write OUT/KIND.json and OUT/val2017/ from shards with captions in their metadata.
+
+    Returns the number of pairs of each kind, without kinds that no caption gives.
+    """
+    rows: dict[str, dict] = {}
+    with new_folder(out) as folder:
+        (folder / "val2017").mkdir()
+        for number, sample in enumerate(s for shard in shards for s in read_samples(shard)):
+            captions = [" ".join(c.lower().split()) for c in read_metadata(sample)["captions"]]
+            rng = random.Random(f"{SEED}/{number}")
+            image = sample[image_member(sample)]
+            filename = f"{number:012d}.{image_suffix(image)}"
+            wanted = {}
+            for caption in rng.sample(captions, len(captions)):
+                for kind, false in negatives(caption, " ".join(captions), rng).items():
+                    if len(rows.get(kind, ())) < PAIRS:
+                        wanted.setdefault(kind, dict(filename=filename, caption=caption, negative_caption=false))
+            for kind, row in wanted.items():
+                rows.setdefault(kind, {})[str(number)] = row
+            if wanted:
+                (folder / "val2017" / filename).write_bytes(image)
+        for kind, pairs in rows.items():
+            (folder / f"{kind}.json").write_text(json.dumps(pairs, indent=1), encoding="utf-8")
+    return {kind: len(pairs) for kind, pairs in sorted(rows.items())}

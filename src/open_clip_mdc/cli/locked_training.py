@@ -1,0 +1,113 @@
+"""Train decoders on a locked image encoder and your own photographs, as `finetune` and `card` do."""
+import io
+import logging
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+
+from ..data.journal import Journal
+from ..errors import Refusal, plural
+from . import prepare
+from . import prepare_layouts as layouts
+from .prepare_layouts import Sample, read_shards
+
+SHARE = re.compile(r"0?\.\d+")
+LEAST = 10  # photographs
+
+
+def halves(paths: str, images: list[str], other: str,
+           most: int | None = None) -> Callable[[bool], Iterator[Sample]]:
+    """Return the function that reads photographs to train on (False) or those that are held out (True).
+
+    Args:
+        other: the share of the photographs to hold out, which their names decide, or other data to take for it.
+        most: hold out no more than these photographs, if `other` is a share.
+    """
+    held = None
+    if SHARE.fullmatch(other):
+        names = {sample.name for sample in layouts.read(paths, images, "captions")}
+        by_hash = sorted(names, key=lambda name: prepare.fold_of(name, 2 ** 64))
+        held = set(by_hash[:max(2, round(float(other) * len(names)))][:most])
+
+    def read(held_out: bool) -> Iterator[Sample]:
+        source = other if held_out and held is None else paths
+        for sample in layouts.read(source, images, "captions"):
+            if held is None or (sample.name in held) == held_out:
+                yield sample
+
+    return read
+
+
+def write_data_of(source: str, out: Path, splits: dict[str, Iterable[Sample]]) -> list[list[int]]:
+    """Write OUT/data whole, and return the number of captions of each photograph of the first two splits.
+
+    Photographs that cannot be used are listed in OUT/data/left_out.txt. Raises ValueError if too few are left.
+    """
+    left_out: list[str] = []
+    with redirect_stdout(io.StringIO()):  # it prints flags for open_clip_train
+        prepare.write(str(out / "data"), splits, left_out, join=False, skip=True)
+    counts = [[len(sample.captions) for sample in read_shards(shards_of(out, split), "captions")]
+              for split in list(splits)[:2]]
+    if (found := sum(map(len, counts))) < LEAST:
+        shutil.rmtree(out / "data")
+        raise ValueError(f"{source}: {plural(found, 'photograph')} with captions: give {LEAST} or more" +
+                         (f" ({left_out[0]})" if left_out else ""))
+    if left_out:
+        print(f"{plural(len(left_out), 'photograph')} left out: {out / 'data' / 'left_out.txt'}")
+    return counts
+
+
+def shards_of(out: Path, split: str) -> list[str]:
+    return sorted(map(str, (out / "data" / split).glob("*.tar")))
+
+
+def checkpoint(folder: Path, epoch: int) -> Path:
+    return folder / "checkpoints" / f"epoch_{epoch}.pt"
+
+
+def flags_of(out: Path, logs: Path, samples: int, batch: int, device: str) -> list[str]:
+    """Return flags of open_clip_train for a decoder on a locked encoder and OUT/data/train, `samples` an epoch."""
+    return ["--lock-image", "--cache-features", str(logs / "tokens"), "--dataset-type", "webdataset",
+            "--train-data", "::".join(shards_of(out, "train")), "--train-num-samples", str(samples),
+            "--batch-size", str(batch), "--workers", "0", "--wd", "0.1", "--beta2", "0.98",
+            "--precision", "fp32" if device == "cpu" else "amp_bf16", "--device", device,
+            "--logs", str(logs), "--resume", "latest"]
+
+
+@contextmanager
+def begun(out: Path, name: str, key: dict) -> Iterator[Journal]:
+    """Open the journal OUT/NAME. Raises ValueError for a folder with other things, and leaves no empty one."""
+    if not (out / name).exists() and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"--out {out} exists and is not empty: remove it or give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with Journal(out / name, key) as journal:
+            yield journal
+    finally:
+        with suppress(OSError):
+            out.rmdir()  # if it is empty
+
+
+@contextmanager
+def unsaid(heard: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    """Keep what training and evaluation say off the terminal, and give each line of the log to `heard`.
+
+    The log file of a training has it, and an error still comes through: a refusal as ValueError.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    listener = logging.NullHandler()  # logging would add one for the terminal where it finds none
+    listener.handle = lambda record: heard(record.getMessage())
+    root.handlers[:] = [listener]
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    except Refusal as problem:
+        raise ValueError(problem.line.removeprefix("error: ")) from None
+    finally:
+        for handler in root.handlers:
+            handler.close()  # the log's file
+        root.handlers[:] = handlers
+        root.setLevel(level)
