@@ -19,7 +19,7 @@ from open_clip_mdc.integration.decoding_flags import add_row
 from open_clip_mdc.integration.patches import SHARDS, Replacement, register
 from open_clip_mdc.integration.plugins import load_plugin
 
-from .flags import Flags, make_parser, read_flags
+from .flags import Flags, make_parser
 
 BENCHMARK = (
     *SHARDS,
@@ -49,7 +49,8 @@ def their_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, Flags]:
-    flags, rest = read_flags(argv)
+    own, rest = make_parser().parse_known_args(argv)
+    flags = Flags(**vars(own))
     parser = their_parser()
     try:
         args = parser.parse_args(rest)

@@ -5,7 +5,6 @@ Imports no torch before a model is loaded, so that `--help` is quick.
 import argparse
 import json
 from collections import namedtuple
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,11 +46,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 DEFAULTS = vars(make_parser().parse_args([]))
 Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only
-
-
-def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str]]:
-    parsed, rest = make_parser().parse_known_args(argv)
-    return Flags(**vars(parsed)), rest
 
 
 # Each function below maps clip_benchmark's arguments, our flags and the model's caption_cfg (None if it is not one of
