@@ -62,8 +62,7 @@ NUMBERS = [
     ("above 0", ABOVE_0, math.inf, ("grad_clip_norm",)),
     ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
     ("0 to 4294967295", 0, 2**32 - 1, ("seed",)),
-    ("finite", -GREATEST, GREATEST, ("image_mean",)),
-    ("above 0 and finite", ABOVE_0, GREATEST, ("image_std", "image_lr_scale")),
+    ("above 0 and finite", ABOVE_0, GREATEST, ("image_lr_scale",)),
 ]
 
 

@@ -6,15 +6,13 @@ import torch
 from open_clip.transform import image_transform
 from PIL import Image
 
+from .runs import checked_settings
+
 
 def find_list_problem(args) -> str | None:
-    """Check the lengths of lists, and the factors of sources of shards."""
-    for flag, lengths, what in (("image_mean", (1, 3), "three numbers, of red, green and blue"),
-                                ("image_std", (1, 3), "three numbers, of red, green and blue"),
-                                ("force_image_size", (1, 2), "one number, or height and width")):
-        value = getattr(args, flag, None)
-        if isinstance(value, list | tuple) and len(value) not in lengths:
-            return f"--{flag.replace('_', '-')} {' '.join(map(str, value))} should be {what}"
+    """Check the settings of images, and the factors of sources of shards. Raises ValueError for the former."""
+    for flag, name in (("image_mean", "mean"), ("image_std", "std"), ("force_image_size", "size")):
+        checked_settings({name: getattr(args, flag, None)}, f"--{flag.replace('_', '-')}")
     factors, sources = args.train_data_upsampling_factors, (args.train_data or "").split("::")
     if factors is None or args.dataset_type == "csv" or sources[0].endswith((".csv", ".tsv")):
         return None
