@@ -21,8 +21,9 @@ def main(argv: list[str] | None = None) -> int | None:
     parse_first(argv)
     import torch.distributed as dist
 
+    from .data.weights import Misfit
     from .integration.check_flags import find_problem, find_warnings
-    from .integration.checkpoints import first_lines, is_of_weights
+    from .integration.checkpoints import first_lines
     from .integration.patches import register
     from .integration.processes import keep_freed_memory, leave_at_exit
     from .integration.runs import bring_latest
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int | None:
         raise Refusal(f"--resume {args.resume} was trained without --fsdp: go on without it, or give its weights by "
                       "--pretrained") from None
     except RuntimeError as problem:
-        if not is_of_weights(problem):
+        if not (isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)):
             sys.exit(f"error: {of_worker(problem)}")
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
         raise Refusal(f"{flag} holds no weights of {args.model}: {first_lines(problem)}") from None

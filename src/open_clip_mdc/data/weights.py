@@ -210,11 +210,6 @@ def hash_tensor(digest, tensor: Tensor) -> None:
     digest.update(flat.reshape(-1).view(torch.uint8).numpy())
 
 
-def is_vq(names: Mapping[str, Tensor]) -> bool:
-    """Return whether weights are those of a frozen VQ-VAE alone, as `open_clip_mdc vq` writes them."""
-    return any(name.startswith("visual.vq.") for name in names) and all(name.startswith("visual.") for name in names)
-
-
 def difference(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
     """Return how given weights differ from a model's own, by the first other shape or else by names, "" if neither."""
     for name, x in own.items():

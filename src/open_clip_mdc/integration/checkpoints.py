@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..data.weights import Misfit, is_vq, tensors
+from ..data.weights import Misfit, tensors
 from ..errors import close_names
 from .configs import is_captioner
 from .patches import register
@@ -70,7 +70,8 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         if later:
             open_clip.load_checkpoint(model, weights)
         tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"), cache_dir=cache_dir)
-        if captioner and weights and open_clip.get_model_config(name).get("vq_cfg") and is_vq(tensors(Path(weights))):
+        if captioner and weights and open_clip.get_model_config(name).get("vq_cfg") and all(
+                weight.startswith("visual.vq.") for weight in tensors(Path(weights))):
             raise ValueError(f"{weights} is a frozen VQ-VAE alone: train a captioner with --pretrained {weights} first")
     except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,
             MemoryError) as problem:  # a config may hold any value
@@ -107,8 +108,3 @@ def first_lines(problem: Exception) -> str:
     if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
         lines = lines[1:]
     return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}..."
-
-
-def is_of_weights(problem: Exception) -> bool:
-    """Return whether a checkpoint was refused because it holds the weights of another model."""
-    return isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)
