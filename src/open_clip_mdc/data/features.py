@@ -5,7 +5,6 @@ PLACE/NAME.safetensors holds tokens and hashes of some images, memory-mapped. It
 Dimensions: B images of a file, P patches, D width.
 """
 import hashlib
-import re
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from . import cache
 from .files import check_readable
-from .fingerprint import fingerprint
+from .fingerprint import fingerprint, text_of
 from .weights import save_tensors
 
 DIGEST = "S16"  # numpy's bytes, which end in zeros. So all 16 are compared
@@ -37,9 +36,7 @@ def digest(image: bytes | Path | BytesIO) -> bytes:
 
 def place_of(folder: Path, tower: nn.Module, transform: Callable, precision: str) -> Path:
     """Return the folder, made if need be, of the tokens that a tower gives at these settings."""
-    # The repr of a function in the transform holds its address in memory.
-    settings = re.sub(r" at 0x\w+", "", f"{transform} {precision}")
-    place = folder / cache.name_of(fingerprint(tower) + settings, 32)
+    place = folder / cache.name_of(f"{fingerprint(tower)}{text_of(transform)} {precision}", 32)
     place.mkdir(parents=True, exist_ok=True)
     return place
 
