@@ -25,7 +25,7 @@ from clip_benchmark_ext.flags import Flags
 from experiments import judge
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.data import images
-from open_clip_mdc.data.paths import find_images
+from open_clip_mdc.data.paths import COUNTED, count_images, find_images
 from open_clip_mdc.data.shards import image_member, members, read_samples, tar_writer
 from open_clip_mdc.integration.csv_images import CsvImages
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
@@ -325,3 +325,22 @@ def test_a_shard_is_read_once_by_any_number_of_workers_and_gives_the_same_batche
         assert [batch.names for batch in batches] == [batch.names for batch in made[0]]
         assert all(torch.equal(a.image, b.image) for a, b in zip(batches, made[0], strict=True))
     assert [len(batch.names) for batch in made[0]] == [3, 3, 3, 2]
+
+
+def test_bars_know_how_many_images_come_in_shards_with_and_without_sizes_in_tables_and_in_folders(tmp_path):
+    """Masks beside images, macOS's copies and captions are no images of their own. A cut end is no error here."""
+    def shard(name: str, count: int) -> Path:
+        files = {f"in/{i:03d}{suffix}": b"x" * 600 for i in range(count) for suffix in (".jpg", ".mask.png", ".txt")}
+        return write_tar(tmp_path / name, files | {"in/._000.jpg": b"x"})
+
+    counted = [shard(f"counted{i}.tar", 4 + i) for i in range(2)]
+    (tmp_path / "cut.tar").write_bytes(shard("whole.tar", 6).read_bytes()[:6000])
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
+    assert count_images(counted) == 9 and count_images(counted, 7) == 7 and count_images(counted, 70) == 9
+    assert 1 <= count_images([tmp_path / "cut.tar"]) < 6 and count_images([tmp_path / "none.tar"]) == 0
+    assert count_images([*counted, tmp_path / "photos", tmp_path / "photos" / "a.png"]) == 11
+    many = [shard(f"many{i}.tar", 2 * (i < COUNTED) + 1) for i in range(COUNTED + 4)]
+    assert count_images(many) == 3 * len(many)  # the last ones are taken for like the first
+    (tmp_path / "sizes.json").write_text('{"counted0.tar": 50, "counted1.tar": -1}')
+    assert count_images(counted) == 55

@@ -13,13 +13,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import file_state, sha256
-from ..data.paths import SHARDS, find_images, is_shard, without_suffix
+from ..data.paths import SHARDS, find_images, is_shard, sizes_of, total_of, without_suffix
 from ..errors import complain, plural
 from ..progress import progress_bar
 from .engine import make_each
@@ -103,42 +103,18 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
                              "choose another --out")
 
 
-def read_sizes(folder: Path) -> dict:
-    """Return the content of a folder's sizes.json, {} if there is none."""
-    try:
-        sizes = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return sizes if isinstance(sizes, dict) else {}
-
-
-def sizes_of(units: list[Unit]) -> dict[Unit, int | None]:
-    """Return the number of images in each unit, or None if unknown. For shards, the sizes.json beside them says it."""
-    found, read = {}, cache(read_sizes)  # once a folder, as it may list 100,000 shards
-    for unit in units:
-        if isinstance(unit, CsvRows):
-            found[unit] = unit.count
-        elif unit.is_dir():
-            found[unit] = len(files_of(unit))
-        else:
-            size = read(unit.parent).get(unit.name)
-            found[unit] = size if type(size) is int and size >= 0 else None
-    return found
-
-
 @contextmanager
 def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bool], None]]:
     """Show a progress bar of images. Yields a function to call when a unit is done.
 
     Its arguments are the unit, its number of images, and whether its table was there before. The bar moves image by
-    image, but with Ray only when a shard is done. A shard of unknown size counts as the average of the others.
+    image, but with Ray only when a shard is done.
     """
     sizes, over, before, done = sizes_of(units), threading.Event(), 0, 0
     READ.value = 0
 
     def show() -> None:
-        known = [size for size in sizes.values() if size is not None]
-        bar.total = round(sum(known) / len(known) * len(sizes)) if known else None
+        bar.total = total_of(sizes)
         bar.update(max(done, before + READ.value) - bar.n)
 
     def follow() -> None:

@@ -1,7 +1,10 @@
 """Find the files that a command line names by paths, folders and patterns. Imports no torch, for bulk/units.py."""
 import glob
+import json
 import os
 import re
+import tarfile
+import zlib
 from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from shlex import quote
@@ -20,6 +23,7 @@ IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
 UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
 SHARDS = (".tar", ".tar.gz", ".tgz")
 TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # those that `open_clip_mdc prepare shards` reads
+COUNTED = 8  # shards of unknown size whose members are counted before the work. The others are taken for like them
 # Other files that users give where images or shards are expected.
 OTHERS = (*TO_SHARDS, ".arrow", ".txt", ".zip", ".npy", ".h5", ".lmdb", ".html", ".pdf", ".mp4")
 
@@ -142,7 +146,58 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
     return found
 
 
+def read_sizes(folder: Path) -> dict:
+    """Return the content of a folder's sizes.json, {} if there is none."""
+    try:
+        sizes = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return sizes if isinstance(sizes, dict) else {}
+
+
+@cache
+def images_in(shard: Path) -> int:
+    """Return the number of keys with an image, by the names in a shard, up to where it may be cut off."""
+    keys = set()
+    try:
+        with tarfile.open(shard) as members:
+            for name in (member.name for member in members):
+                if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
+                    folder, _, file = name.rpartition("/")
+                    keys.add((folder, file.partition(".")[0]))
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
+        pass  # who reads the images says so
+    return len(keys)
+
+
+def sizes_of(units: list) -> dict:
+    """Return the number of images in each shard, image file, folder or part of a table, or None if it is unknown.
+
+    The sizes.json beside shards says it. Without one, a few are counted.
+    """
+    found, read = {}, cache(read_sizes)  # once a folder, as it may list 100,000 shards
+    for unit in units:
+        if not isinstance(unit, Path):
+            found[unit] = unit.count
+        elif unit.is_dir():
+            found[unit] = len(find_images([str(unit)]))
+        elif is_shard(unit):
+            size = read(unit.parent).get(unit.name)
+            found[unit] = size if type(size) is int and size >= 0 else None
+        else:
+            found[unit] = 1
+    for unit in [unit for unit, size in found.items() if size is None][:COUNTED]:
+        found[unit] = images_in(unit)
+    return found
+
+
+def total_of(sizes: dict) -> int | None:
+    """Return the number of all images. A shard of unknown size counts as the average. None if nothing is known."""
+    known = [size for size in sizes.values() if size is not None]
+    return round(sum(known) / len(known) * len(sizes)) if known else None
+
+
 def count_images(paths: list, limit: int | None = None) -> int | None:
-    """Return the number of images, up to `limit`, or None if there is a shard or table, whose number is not known."""
-    known = all(isinstance(path, Path) and not is_shard(path) for path in paths)
-    return len(paths[:limit]) if known else None
+    """Return the number of images, up to `limit`, for a progress bar."""
+    total = total_of(sizes_of(paths))
+    return total if total is None or limit is None else min(total, limit)
