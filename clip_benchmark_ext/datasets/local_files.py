@@ -80,10 +80,7 @@ def how_to_get(row: dict) -> str:
 
 def read_json(path: Path, *kinds: str) -> dict | list:
     """Return the content of a JSON file, which should be one of `kinds`, "dict" or "list"."""
-    try:
-        content = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    content = parse_json(path.read_bytes(), path)
     if type(content).__name__ not in kinds:
         raise ValueError(f"{path} should hold a JSON {' or '.join(kinds)}, not a {type(content).__name__}")
     return content
@@ -93,11 +90,7 @@ def read_json_lines(path: Path, row: dict) -> Iterator[tuple[int, object]]:
     """Yield number and content of each line that is not empty. Raises ValueError for a line that is not JSON."""
     for index, line in enumerate(read_text(path).split("\n")):
         if line.strip():
-            try:
-                row = parse_json(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {index + 1} is not JSON: {error}") from error
-            yield index, row
+            yield index, parse_json(line, f"{path}, line {index + 1}")
 
 
 def entry_value(entry: object, name: str, kind: type | tuple[type, ...], path: Path, key: str | int):

@@ -148,20 +148,13 @@ def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -
     return list(found.values())
 
 
-def parse(text: str | bytes, place: object) -> object:
-    try:
-        return parse_json(text)
-    except ValueError as problem:
-        raise ValueError(f"{place} is not JSON: {problem}") from problem
-
-
 def read_json(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     """Return the images of COCO's captions, of a JSON list of rows, or of JSON lines (`from_rows`)."""
     folder = path.parent
     if path.suffix.lower() == ".jsonl":
-        rows = [parse(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
+        rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1)]
     else:
-        rows = parse(path.read_bytes(), path)
+        rows = parse_json(path.read_bytes(), path)
     if isinstance(rows, dict):
         year = path.stem.removeprefix("captions_")  # COCO's annotations/captions_val2017.json names images in val2017/
         folder = next((there for above in (folder, folder.parent) if (there := above / year).is_dir()), folder)

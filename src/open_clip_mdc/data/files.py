@@ -173,12 +173,15 @@ def check_readable(path: str | Path) -> None:
         raise ValueError(f"{path} is a pipe, a device or a socket: give a file")
 
 
-def parse_json(text: str | bytes, **options) -> object:
-    """Return json.loads(text, **options). Raises ValueError also for text that is nested too deeply."""
+def parse_json(text: str | bytes, place: object = None, **options) -> object:
+    """Return json.loads(text, **options). Raises ValueError that names the `place`, also for too deep nesting."""
     try:
         return json.loads(text, **options)
-    except RecursionError as problem:
-        raise ValueError("it is nested too deeply") from problem
+    except (ValueError, RecursionError) as problem:
+        why = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
+        if why is problem and place is None:
+            raise
+        raise ValueError(why if place is None else f"{place} is not JSON: {why}") from problem
 
 
 def write_json(path: str | Path, content: object, follow: bool = True, like: Path | None = None, **options) -> None:
