@@ -21,7 +21,7 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_830, 30.9),
-    "src": (("src",), 17_180, 94.5),
+    "src": (("src",), 17_170, 94.5),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_540, 34.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
     "tests": (("tests",), 26_430, 200.2),
