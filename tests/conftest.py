@@ -14,6 +14,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads them
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import open_clip  # noqa: E402
 import pandas as pd  # noqa: E402
 import torch  # noqa: E402
 from forked import forked  # noqa: E402
@@ -91,7 +92,6 @@ def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Pa
         seed: of the model's weights.
         model_args: of params.txt, such as force_image_size=48.
     """
-    import open_clip
     register()
     torch.manual_seed(seed)
     model = open_clip.create_model(model_name, **{k: v for k, v in model_args.items() if k.startswith("force")})
@@ -102,6 +102,20 @@ def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Pa
     (folder / "params.txt").write_text("".join(f"{k}: {v}\n" for k, v in {"model": model_name, **model_args}.items()))
     torch.save({"state_dict": model.state_dict()}, folder / "checkpoints" / "epoch_1.pt")
     return folder
+
+
+@pytest.fixture(scope="module")
+def registered_for_training():
+    register(training=True)
+    yield
+    unregister()
+
+
+@pytest.fixture(scope="module")
+def state(registered_for_training) -> dict[str, torch.Tensor]:
+    """The weights of an untrained MDC-ViT-Ti-8."""
+    torch.manual_seed(0)
+    return open_clip.create_model("MDC-ViT-Ti-8").state_dict()
 
 
 def captions(lengths: list[int], seed: int = 0, width: int = LENGTH) -> torch.Tensor:

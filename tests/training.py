@@ -1,5 +1,7 @@
 """Run open_clip_train in tests and read its output."""
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -27,6 +29,19 @@ def open_clip_train_each(*runs: list[str]):
     """Several runs by the real `main`, one after the other in one process."""
     script = f"from open_clip_mdc.train import main\nfor argv in {list(runs)!r}: assert not main(argv)"
     return run("python", "-c", script, fork=True)
+
+
+def run_ranks(*command: str, check=True) -> list:
+    """Run a command in two processes that meet as those of torchrun, which takes 10 s more to start them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+
+    def run_rank(rank: str):
+        return run(*command, check=check, fork=True, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2",
+                   MASTER_ADDR="localhost", MASTER_PORT=port)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run_rank, "01"))
 
 
 def losses(logs: Path, name="run") -> list[float]:

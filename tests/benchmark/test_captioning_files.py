@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import make_image, png, run
+from conftest import make_image, png
 from models import CLIP_CONFIG, add, save_clip, tiny_clip
 from safetensors.torch import save_file
-from training import TORCHRUN
+from training import run_ranks
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext import run as run_module
@@ -81,7 +81,8 @@ def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, d
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}}))
     arguments = [*flags(runs, data), "--caption_length", "4", "--clipscore_model", f"local-dir:{tmp_path}"]
     one = evaluate(tmp_path, *arguments, name="one")
-    run(*TORCHRUN, "-m", "clip_benchmark_ext.cli", *arguments, "--distributed", "--output", str(tmp_path / "two.json"))
+    run_ranks("python", "-m", "clip_benchmark_ext.cli", *arguments, "--distributed", "--output",
+              str(tmp_path / "two.json"))
     assert json.loads((tmp_path / "two.json").read_text())["metrics"] == one[0]
     assert json.loads((tmp_path / "captions" / "two.json").read_text()) == one[1]
     assert 0 < one[0]["CLIPScore"] < 2.5 and sorted(os.listdir(tmp_path / "captions")) == ["one.json", "two.json"]

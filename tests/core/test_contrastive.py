@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from conftest import LENGTH, VOCAB, captions, images, run
 from open_clip import ClipLoss, CustomTextCLIP
 from open_clip.loss import SigLipLoss
-from training import MAIN, TORCHRUN, equal, losses, open_clip_train, open_clip_train_each, train_flags, weights
+from training import MAIN, equal, losses, open_clip_train, open_clip_train_each, run_ranks, train_flags, weights
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
@@ -86,7 +86,7 @@ def test_an_image_is_encoded_once_and_the_text_tower_reads_up_to_the_longest_cap
 # Rank r takes rows r, r + 2, ... Both have equally many target tokens, so the mean of their means is the mean of all.
 RANKS = """
 import json, sys, torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 from test_contrastive import gradients
 import open_clip_mdc
 open_clip_mdc.register(training=True)
@@ -94,7 +94,7 @@ dist.init_process_group("gloo")
 for kind in ("gathered", "local", "siglip", "alone"):
     found = gradients(kind, dist.get_rank(), 2)
     if dist.get_rank() == 0:
-        torch.save(found, f"{sys.argv[2]}/{kind}.pt")
+        torch.save(found, f"{sys.argv[3]}/{kind}.pt")
 dist.destroy_process_group()
 """
 
@@ -111,9 +111,7 @@ def gradients(kind: str, rank: int = 0, world: int = 1) -> dict[str, torch.Tenso
 
 
 def test_two_gloo_processes_have_the_gradients_of_one_with_twice_the_batch(tmp_path):
-    (tmp_path / "ranks.py").write_text(RANKS)
-    run(*TORCHRUN, str(tmp_path / "ranks.py"), str(Path(__file__).parent), str(tmp_path),
-        PYTHONPATH=str(Path(__file__).parent.parent))
+    run_ranks("python", "-c", RANKS, str(Path(__file__).parent), str(Path(__file__).parent.parent), str(tmp_path))
     for kind in ("gathered", "local", "siglip"):
         whole, two = gradients(kind), torch.load(tmp_path / f"{kind}.pt", weights_only=True)
         assert whole.keys() == two.keys()

@@ -9,6 +9,7 @@ from io import BytesIO
 
 import pytest
 import torch
+from conftest import run
 from PIL import Image
 from safetensors import safe_open
 from training import equal, open_clip_train, open_clip_train_each, train_flags, weights
@@ -35,8 +36,7 @@ open(sys.argv[1], "w").write(json.dumps(seen))
 
 def seen(tmp_path, flags: list[str]) -> list[int]:
     """Train, and return how many images each pass of the tower read, 0 where it was given tokens."""
-    from conftest import run
-    run("python", "-c", COUNTED, str(tmp_path / "count"), *flags)
+    run("python", "-c", COUNTED, str(tmp_path / "count"), *flags, fork=True)
     return json.loads((tmp_path / "count").read_text())
 
 

@@ -3,31 +3,29 @@ import json
 
 import pytest
 import torch
-from conftest import png, run, untrained_captioner
+from conftest import png, untrained_captioner
 from safetensors.torch import load_file
 from tools.shard_files import COLOURS, SHAPES, write_tar
 from torchvision.transforms import ToTensor
-from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
+from training import equal, losses, open_clip_train, run_ranks, train_flags, weights
 
 from open_clip_mdc.integration.feature_cache import FeatureCache, digest
 
 SHARDS, EACH = 4, 40  # images: two batches of the tower a shard
-KILLED = 3  # batches: rank 1, with two of the shards, is within its second one
+KILLED = 3  # batches: each rank, with two of the shards, is within its second one
 
-# argv: the file of counts, runs as JSON, and the rank that dies with the number of its batches. A run's count is of the
+# argv: the file of counts, runs as JSON, and the number of batches after which a rank dies. A run's count is of the
 # images that the tower of this rank saw.
 RUNS = """
-import json, os, signal, sys, time, torch
+import json, os, signal, sys, torch
 from open_clip_mdc.models import towers
 from open_clip_mdc.models.towers import tower
 seen, real = [], towers.patch_tokens
 rank = int(os.environ["RANK"])
 def counted(visual, image, masked=None):
     seen.append(len(image) if image.ndim == 4 else 0)
-    if sys.argv[4:] == [str(len(seen))]:
-        if sys.argv[3] == str(rank):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)  # torchrun ends this one, however late it sees that the other is dead
+    if sys.argv[3:] == [str(len(seen))]:
+        os.kill(os.getpid(), signal.SIGKILL)
     return real(visual, image, masked)
 towers.patch_tokens = counted
 from open_clip_mdc.train import main
@@ -50,21 +48,20 @@ def trained(tmp_path_factory):
         write_tar(folder / f"{shard}.tar", {
             f"{i:03d}.{kind}": content for i in range(EACH) for kind, content in (
                 ("png", png(EACH * shard + i)), ("txt", f"a {COLOURS[i % 4]} {SHAPES[shard % 2]}".encode()))})
-    (folder / "runs.py").write_text(RUNS)
 
     def flags(name, *more, epochs=2, cache=folder / "cache", **other):
         cached = ("--cache-features", cache) if cache else ()
         return train_flags("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", SHARDS * EACH,
                            "--epochs", epochs, "--lock-image", *cached, *more, logs=folder, name=name,
                            data=folder / f"{{0..{SHARDS - 1}}}.tar", **other)
-    broken = run(*TORCHRUN, str(folder / "runs.py"), str(folder / "none"), json.dumps([flags("broken")]), "1",
-                 str(KILLED), check=False)
+    broken = run_ranks("python", "-c", RUNS, str(folder / "none"), json.dumps([flags("broken")]), str(KILLED),
+                       check=False)
     kept = {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.safetensors")}
-    assert broken.returncode and not (folder / "broken" / "checkpoints" / "epoch_1.pt").exists()
+    assert all(rank.returncode for rank in broken) and not (folder / "broken" / "checkpoints" / "epoch_1.pt").exists()
     path = folder / "filled" / "checkpoints" / "epoch_1.pt"
     # The captions have one length and ARC has no noise: a step on all images is the same on one process as on two.
     arc = dict(model="ARC-ViT-Ti-8", epochs=3)
-    run(*TORCHRUN, str(folder / "runs.py"), str(folder / "count"), json.dumps([
+    run_ranks("python", "-c", RUNS, str(folder / "count"), json.dumps([
         flags("filled"), flags("resumed", "--resume", path), flags("workers", workers="2", epochs=1),
         flags("without", "--aug-cfg", "scale=(1.0,1.0)", workers="2", epochs=1, cache=None),  # the whole image
         flags("whole", "--batch-size", SHARDS * EACH // 2, **arc)]))

@@ -6,11 +6,10 @@ import json
 
 import pytest
 import torch
-from conftest import run
 from test_feature_cache import seen
 from test_image_rates import tower
 from test_train import DUMP
-from training import TORCHRUN, equal, open_clip_train_each, train_flags, weights
+from training import equal, open_clip_train_each, run_ranks, train_flags, weights
 
 STEPS = 8  # of 8 images, in each epoch
 LOCKED, EPOCHS = 2, 4
@@ -84,9 +83,8 @@ def test_a_run_resumes_bit_for_bit_before_the_unlocking_at_it_and_after_it(logs,
 
 def test_two_processes_read_tokens_and_then_images_and_resume(data, tmp_path):
     """DDP, each rank with a worker of its own. Both ranks hold the same weights."""
-    (tmp_path / "dump.py").write_text(DUMP)
     both = (*FLAGS, "--epochs", 2, "--unlock-image-after", 1, "--cache-features", tmp_path / "cache")
-    run(*TORCHRUN, str(tmp_path / "dump.py"), json.dumps([
+    run_ranks("python", "-c", DUMP, json.dumps([
         train_flags(*both, *more, data=data, logs=tmp_path, name=name, workers="1") for name, more in (
             ("whole", ()), ("resumed", ("--resume", str(checkpoint(tmp_path, "whole", 1)))),
             ("compiled", ("--torchcompile",)))]))

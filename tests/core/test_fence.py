@@ -24,7 +24,7 @@ BUDGET = {
     "src": (("src",), 17_170, 94.5),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_540, 34.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
-    "tests": (("tests",), 26_430, 200.2),
+    "tests": (("tests",), 26_420, 200),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212

@@ -19,14 +19,7 @@ from open_clip_mdc.integration import check_flags, checkpoints, image_source
 from open_clip_mdc.integration import clip as clip_models
 from open_clip_mdc.integration.runs import PHOTO_MODEL, find
 
-
-@pytest.fixture(scope="module", autouse=True)
-def registered():
-    open_clip_mdc.register(training=True)
-    yield
-    open_clip_mdc.unregister()
-
-
+pytestmark = pytest.mark.usefixtures("registered_for_training")
 TOLD = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3], "interpolation": "bilinear", "resize_mode": "longest"}
 
 

@@ -1,10 +1,6 @@
 """Claims about losses and weights that are not finite.    pytest tests/core/test_train_finite.py"""
-import socket
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-from conftest import run
-from training import open_clip_train, train_flags, weights
+from training import open_clip_train, run_ranks, train_flags, weights
 
 # At one of its calls the loss of one process is NaN, or its gradient infinite.
 BREAKS = """
@@ -54,16 +50,8 @@ def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_
 
 
 def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_and_one_says_so(csv, tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-
-    def train_as(rank):
-        flags = train_flags("--batch-size", "6", "--epochs", "2", "--log-every-n-steps", "2", data=csv, logs=tmp_path)
-        return run("python", "-c", BREAKS, "loss@6", *flags, check=False, fork=True, RANK=str(rank),
-                   LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
-    with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(train_as, (0, 1)))
+    flags = train_flags("--batch-size", "6", "--epochs", "2", "--log-every-n-steps", "2", data=csv, logs=tmp_path)
+    ended = run_ranks("python", "-c", BREAKS, "loss@6", *flags, check=False)
     said = [line for process in ended for line in process.stderr.splitlines() if line.startswith("error: ")]
     assert [process.returncode for process in ended] == [1, 1] and len(said) == 1
     assert said[0] in ended[0].stderr and "the loss is not finite at step 2 of epoch 1" in said[0]

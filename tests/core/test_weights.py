@@ -21,19 +21,7 @@ from open_clip_mdc.integration import check_flags, checkpoints, image_source, sa
 from open_clip_mdc.integration import clip as clip_models
 
 MODEL = "MDC-ViT-Ti-8"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def registered():
-    open_clip_mdc.register(training=True)
-    yield
-    open_clip_mdc.unregister()
-
-
-@pytest.fixture(scope="module")
-def state():
-    torch.manual_seed(0)
-    return open_clip.create_model(MODEL).state_dict()
+pytestmark = pytest.mark.usefixtures("registered_for_training")
 
 
 class Callback:

@@ -5,6 +5,7 @@ Each function returns the value of `open_clip_mdc prepare shards --train`, the n
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,11 +80,11 @@ def img2dataset_files(folder: Path, five: list = FIVE) -> Made:
 
 
 def img2dataset_shards(folder: Path, five: list = FIVE) -> Made:
-    rows = img2dataset_rows(five)
-    write_tar(folder / "00000.tar", {f"{i:09d}.{suffix}": content for i, row in enumerate(rows) for suffix, content in (
-        ("jpg", make_image(i)), ("txt", row["caption"].encode()), ("json", json.dumps(row).encode()))})
-    put_table(folder / "00000.parquet", {name: [row[name] for row in rows] for name in ABOUT.names}, ABOUT)
-    put(folder / "00000_stats.json", {"count": N, "successes": N})
+    """The files of `img2dataset_files` as the shard 00000.tar."""
+    img2dataset_files(folder, five)
+    members = sorted((folder / "00000").iterdir())
+    write_tar(folder / "00000.tar", {path.name: path.read_bytes() for path in members})
+    shutil.rmtree(folder / "00000")
     return (folder,), [f"{i:09d}.jpg" for i in range(N)], first(five)
 
 

@@ -109,6 +109,14 @@ def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypa
     assert len(asked) == 16 and not Path("found.jsonl.part").exists()
 
 
+def assert_listed(rows, expected, sentence, names: set[str]) -> None:
+    """These images are found for a sentence, the most likely first."""
+    own = [row for row in rows if row["sentence"] == sentence]
+    assert {row["image"] for row in own} == names
+    assert [row["score"] for row in own] == pytest.approx(
+        sorted((expected[sentence][name][0] for name in names), reverse=True), abs=1e-3)
+
+
 def test_a_shortlist_is_chosen_by_clip_and_ordered_by_likelihood(runs, folder):
     open_clip_mdc.register()
     torch.manual_seed(0)
@@ -122,11 +130,7 @@ def test_a_shortlist_is_chosen_by_clip_and_ordered_by_likelihood(runs, folder):
     expected = by_hand(runs / "arc")
     for s, sentence in enumerate(SENTENCES):
         names = list(expected[sentence])
-        listed = {names[i] for i in cosines[:, s].topk(6).indices.tolist()}
-        own = [row for row in rows if row["sentence"] == sentence]
-        assert {row["image"] for row in own} == listed
-        assert [row["score"] for row in own] == pytest.approx(
-            sorted((expected[sentence][name][0] for name in listed), reverse=True), abs=1e-3)
+        assert_listed(rows, expected, sentence, {names[i] for i in cosines[:, s].topk(6).indices.tolist()})
     assert not list(folder.glob("*.part*"))
 
 
@@ -137,11 +141,8 @@ def test_a_shortlist_of_one_pass_is_ordered_by_the_score_of_all_passes(runs, fol
     expected = by_hand(runs / "mdc")
     for sentence in SENTENCES:
         rough = model.log_likelihood(images, tokenizer([sentence]).expand(36, -1), "parallel")
-        listed = {list(expected[sentence])[i] for i in rough.topk(6).indices.tolist()}
-        own = [row for row in rows if row["sentence"] == sentence]
-        assert {row["image"] for row in own} == listed
-        assert [row["score"] for row in own] == pytest.approx(
-            sorted((expected[sentence][name][0] for name in listed), reverse=True), abs=1e-3)
+        names = list(expected[sentence])
+        assert_listed(rows, expected, sentence, {names[i] for i in rough.topk(6).indices.tolist()})
     assert not list(folder.glob("*.part*"))
     assert "needs --clip MODEL:FILE" in search(runs / "arc", "photos", "a star", "--shortlist", "20")
 
