@@ -234,7 +234,7 @@ def run(args: argparse.Namespace) -> None:
     with TemporaryDirectory(prefix="open_clip_mdc_app_") as folder:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder, "HF_HUB_OFFLINE": "1"}
         loaded = load_captioner(args)
-        loaded.model.check_whole()
+        loaded.model.check_attention()
         blind = loaded.mean_image(find_images(args.blind_images, IMAGE_FILES)) if args.blind_images else None
         page = build(Demo(loaded, blind))
         address = launch(page, server_name=args.host, server_port=args.port)[1]

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     loaded = load_captioner(args)
     model, options = loaded.model, {}
-    model.check_whole()
+    model.check_attention()
     if args.text is not None:
         options["text"] = loaded.masked_text(args.text, args.length)
     elif args.length:

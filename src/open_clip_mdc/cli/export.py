@@ -49,7 +49,7 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     model, config = loaded.model, deepcopy(open_clip.get_model_config(model_name))
     config["vision_cfg"]["image_size"] = list(model.tower.core.image_size)
     config["text_cfg"]["context_length"] = model.context_length
-    config["quick_gelu"] = isinstance(model.text.blocks[0].mlp.gelu, QuickGELU)
+    config["quick_gelu"] = any(isinstance(module, QuickGELU) for module in model.modules())
     if model.logit_bias is not None:  # trained with --siglip
         config["init_logit_bias"] = float(model.logit_bias)
     if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):

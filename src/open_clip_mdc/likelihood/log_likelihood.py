@@ -56,7 +56,7 @@ def mean_image(model: "AnyCaptioner", images: Iterable[Tensor]) -> Tensor:
 
 
 def score_in_order(call: Call, options: Scoring) -> Likelihood:
-    shared = None if call.model.footprint.copies_image else call.num_images  # a foreign decoder reads captions alone
+    shared = call.num_images if call.model.footprint.joins else None
     return autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size, call.device, shared)
 
 
@@ -176,7 +176,7 @@ def _unique_captions(text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 def _call_sizes(model: "AnyCaptioner", image_embs: Tensor, captions: Tensor, memory_mib: int | None, scorer: Scorer,
                 options: Scoring) -> Sizes:
-    vocab_size, width, layers, element, copies_image = model.footprint
+    vocab_size, width, layers, element, copies_image, _ = model.footprint
     streams = 2 if model.objective.order == "blocks" else 1
     # A token is counted as float32 logits and about 16 vectors of the decoder's width (the MLP's hidden layer takes 4).
     token_bytes = streams * (vocab_size * 4 * (1 + scorer.logits) + 16 * width * element)

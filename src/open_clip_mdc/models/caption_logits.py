@@ -116,6 +116,7 @@ class Footprint(NamedTuple):
     layers: int  # of keys and values that are kept of an image
     element_size: int  # bytes of a weight
     copies_image: bool = False  # True if each caption's row holds the image's tokens once more
+    joins: bool = False  # True if a row may hold captions that begin alike (prefixes.py)
 
 
 class CaptionReader(nn.Module):
@@ -136,6 +137,13 @@ class CaptionReader(nn.Module):
         """Raise ValueError if this model does not read whole captions, but one block after another."""
         if self.objective.order == "blocks":
             raise ValueError("this model reads a caption block by block, and this needs a model that reads it whole")
+
+    def check_attention(self) -> None:
+        """Raise ValueError if this model has no attention of a whole caption to the image."""
+        self.check_whole()
+        if not isinstance(self.text, TextDecoder):
+            raise ValueError("this model's decoder is an LSTM, which attends to no place of the image: give a run of "
+                             "a model without -lstm")
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
                      clean: Tensor | None = None, causal: bool | None = None, position: Tensor | None = None,
@@ -177,7 +185,8 @@ class CaptionReader(nn.Module):
     def footprint(self) -> Footprint:
         """Return the sizes by which `log_likelihood` splits its work."""
         weight = self.text.output.weight
-        return Footprint(*weight.shape, len(self.text.blocks), weight.element_size())
+        return Footprint(*weight.shape, len(self.text.blocks), weight.element_size(),
+                         joins=isinstance(self.text, TextDecoder))
 
     def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
         """Return each row's step, long [R], judged by its share of masks. None if the decoder reads no step.

@@ -49,7 +49,11 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
         steps = STEPS if self.caption_cfg.time_embedding else None
-        self.text = TextDecoder(text_cfg, image_width, quick_gelu, cast_dtype, steps)
+        if self.caption_cfg.decoder == "lstm":
+            from .lstm import LSTMDecoder  # few models need it
+            self.text = LSTMDecoder(text_cfg, image_width)
+        else:
+            self.text = TextDecoder(text_cfg, image_width, quick_gelu, cast_dtype, steps)
         self.context_length, self.vocab_size = text_cfg.context_length, text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and self.objective.order == "any"  # others predict EOT
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None

@@ -25,6 +25,7 @@ class CaptionCfg:
     # Fingerprints hold `repr`. What is left out of it changes no fingerprint of older versions.
     autoregressive_share: float = field(default=0.0, repr=False)  # of the captions, read from left to right (mix only)
     bpe_path: str | None = field(default=None, repr=False)  # the tokenizer's file, which the captioner fills in
+    decoder: str = field(default="transformer", repr=False)  # | "lstm" (lstm.py), which reads from left to right only
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):
@@ -48,6 +49,11 @@ class CaptionCfg:
         if not 0 <= self.autoregressive_share <= mixes:
             raise ValueError(f"caption_cfg.autoregressive_share is {self.autoregressive_share}: it must be 0 to 1 for "
                              "an objective that mixes, and 0 for any other")
+        if self.decoder not in ("transformer", "lstm"):
+            raise ValueError(f"caption_cfg.decoder is {self.decoder!r}: it must be 'transformer' or 'lstm'")
+        if self.decoder == "lstm" and OBJECTIVES[self.objective].order != "causal":
+            raise ValueError(f"caption_cfg.decoder 'lstm' reads from left to right, not as {self.objective!r} asks: "
+                             "it must be with the objective 'arc'")
         # One without the other would mask nothing.
         rates = (self.condition_drop, self.condition_mask)
         if not all(0 <= rate <= 1 for rate in rates) or any(rates) != all(rates) \

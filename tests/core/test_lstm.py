@@ -1,0 +1,161 @@
+"""Claims about the LSTM decoder of Show and Tell.    pytest tests/core/test_lstm.py"""
+import itertools
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from conftest import captions, complaint_of, images, make_image, run, run_folder, tiny_captioner
+from training import equal, losses, open_clip_train, weights
+
+import open_clip_mdc
+from open_clip_mdc.decoding.options import Sampling
+from open_clip_mdc.integration.factory import OpenCLIPCaptioner
+from open_clip_mdc.objectives import CaptionCfg
+from open_clip_mdc.text.special_tokens import eot_id, sot_id
+
+MODEL = "ARC-ViT-Ti-8-lstm"
+
+
+def captioner():
+    """An LSTM to which the image matters."""
+    model = tiny_captioner("arc", decoder="lstm")
+    torch.nn.init.normal_(model.text.image_embedding.weight)
+    return model
+
+
+def by_cells(model, image, text):
+    """Logits [B, L, V]: a cell of torch, one token after another. The image's mean patch token is the first input."""
+    decoder = model.text
+    cell = torch.nn.LSTMCell(32, 32)
+    cell.load_state_dict({name.removesuffix("_l0"): x for name, x in decoder.blocks[0].state_dict().items()})
+    state = cell(decoder.image_embedding(model.encode_image(image)))
+    logits = []
+    for token in text.T:
+        state = cell(decoder.token_embedding(token), state)
+        logits.append(state[0] @ decoder.output.weight.T)
+    return torch.stack(logits, 1)
+
+
+def test_logits_and_losses_are_those_of_a_loop_over_cells():
+    model, text, image = captioner(), captions([5, 9, 12]), images(3)
+    with torch.no_grad():
+        expected = by_cells(model, image, text)
+        assert torch.allclose(model.logits(image, text), expected, atol=1e-5)
+        assert not torch.allclose(expected[:, 0], by_cells(model, images(3, seed=1), text)[:, 0], atol=0.01)
+        answers = expected[:, :-1].log_softmax(2).gather(2, text[:, 1:, None])[..., 0]
+        nll = -torch.cat([row[:n] for row, n in zip(answers, (4, 8, 11), strict=True)])
+        assert torch.allclose(model(image, text)["token_nll"], nll, atol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model.train()(image, text)["token_nll"]
+            assert torch.allclose(found, nll, atol=0.1) and not torch.equal(found, nll)
+
+
+def test_gradients_of_every_weight_are_those_of_the_loop():
+    model, text, image = captioner().train(), captions([5, 5, 5]), images(3)
+    model(image, text)["token_nll"].sum().backward()
+    found = {name: x.grad.clone() for name, x in model.named_parameters()}
+    model.zero_grad()
+    logits = by_cells(model, image, text)[:, :4]
+    cell = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:5].flatten(), reduction="sum")
+    shared = [(name, x) for name, x in model.named_parameters() if "blocks.0" not in name or "visual" in name]
+    for (name, _), grad in zip(shared, torch.autograd.grad(cell, [x for _, x in shared]), strict=True):
+        assert torch.allclose(found[name], grad, atol=1e-4), name
+    assert all(x.abs().sum() > 0 for x in found.values())
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {}, {"num_beams": 3, "min_length": 4, "length": 5},
+                                     {"samples": 4, "sampling": Sampling(1.0)}], ids=str)
+def test_captions_written_step_by_step_have_the_likelihood_of_one_pass(options):
+    model, image = captioner(), images(3)
+    if "sampling" in options:
+        options = options | {"sampling": Sampling(1.0, generator=torch.Generator().manual_seed(0))}
+    found = model.generate(image, return_trace=True, **options)
+    text = found.text.view(3, options.get("samples", 1), -1)
+    exact = model.log_likelihood(image, text)
+    assert torch.allclose(found.log_prob.sum(1).view_as(exact), exact, atol=1e-4)
+    if options.get("samples"):
+        assert len(set(map(tuple, found.text.tolist()))) > 4
+    elif not options:
+        greedy = model.generate(image, num_beams=1)
+        assert (exact[:, 0] >= model.log_likelihood(image, greedy) - 1e-5).all()
+
+
+def test_the_probabilities_of_all_captions_add_up_to_one():
+    """With a vocabulary of 6 and room for 3 words. Those that go on are summed without their end."""
+    torch.manual_seed(0)
+    model = OpenCLIPCaptioner(64, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1), dict(
+        context_length=5, vocab_size=6, width=16, heads=2, layers=1), dict(objective="arc", decoder="lstm")).eval()
+    torch.nn.init.normal_(model.text.output.weight)
+    every = [words for n in range(4) for words in itertools.product(range(5), repeat=n)]
+    text = torch.tensor([[sot_id(6), *words, eot_id(6), *[0] * (3 - len(words))] for words in every])
+    found = model.log_likelihood(images(2), text.expand(2, -1, -1), return_details=True)
+    longest = torch.tensor([len(words) == 3 for words in every])
+    end = torch.where(longest, found.token_log_likelihood[..., 4], 0)
+    assert torch.allclose((found.log_likelihood - end).exp().sum(1), torch.ones(2), atol=1e-5)
+    model.text.context_length = model.context_length = 6  # room to find the best of them
+    best = model.generate(images(2), length=3, num_beams=125)
+    assert best.tolist() == [row[:best.shape[1]].tolist() for row in text[found.log_likelihood.argmax(1)]]
+
+
+def test_captions_that_begin_alike_are_scored_as_each_alone_also_blind():
+    model, image = captioner(), images(2)
+    text = captions([12] * 40).view(2, 20, -1)
+    text[:, :, 1:10] = text[:, :1, 1:10]
+    alone = torch.stack([model.log_likelihood(image, text[:, c]) for c in range(20)], 1)
+    assert torch.allclose(model.log_likelihood(image, text), alone, atol=1e-5)
+    null = model.encode_image_tokens(images(64)).mean(0)
+    blind = model.log_likelihood(None, text, blind=null)
+    assert torch.allclose(blind[0], model.log_likelihood(None, text[:1], blind=null)[0], atol=1e-5)
+    assert not torch.allclose(blind, alone, atol=0.01)
+
+
+def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes, csv, tmp_path, monkeypatch):
+    """With OpenCLIP's default precision and a worker."""
+    flags = ("--batch-size", "12", "--epochs", "2", "--val-data", csv, "--precision", "amp")
+    open_clip_train(*flags, data=csv, logs=tmp_path, model=MODEL, workers="1")
+    found = losses(tmp_path)
+    assert len(found) == 8 and found[-1] < found[0] - 0.2
+    open_clip_train(*flags, "--resume", tmp_path / "run/checkpoints/epoch_1.pt", data=csv, logs=tmp_path, model=MODEL,
+                    workers="1", name="resumed")
+    assert equal(weights(tmp_path, 2), weights(tmp_path, 2, "resumed"))
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        make_image(number, 32).save(f"{number}.png")
+    Path("said.txt").write_text("a red circle\na blue square\na red star\n")
+    photos = [f"{number}.png" for number in range(3)]
+    for number, given in enumerate(((), ("--min-length", "3"), ("--temperature", "1", "--top-k", "5"))):
+        assert not complaint_of("caption", *photos, "--pretrained", "run", "--out", f"{number}.jsonl", *given)
+        assert len(Path(f"{number}.jsonl").read_text().splitlines()) == 3
+    assert not complaint_of("score", "--images", "0.png", "--captions", "said.txt", "--pretrained", "run", "--out",
+                            "s.jsonl", "--workers", "0", "--plain")
+    assert not complaint_of("export", "--pretrained", "run", "--out", "out", "--to", "open_clip", "timm")
+    again, model = open_clip_mdc.load("out"), open_clip_mdc.load("run")
+    assert again.caption(photos) == model.caption(photos)
+    run("python", "-m", "clip_benchmark_ext.cli", "eval", "--model", MODEL, "--pretrained", "run", "--dataset",
+        "wds/probe", "--dataset_root", str(scenes / "probe"), "--task", "linear_probe", "--no_amp", "--num_workers",
+        "0", "--output", "probe.json", fork=True)
+    assert 0 <= json.loads(Path("probe.json").read_text())["metrics"]["lp_acc1"] <= 1
+
+
+def test_what_an_lstm_cannot_do_is_refused_in_one_line(tmp_path, csv, monkeypatch):
+    for objective, more in (("mdc", {}), ("mix", {}), ("block-diffusion", {"block_sizes": [4]}), ("concept", {})):
+        with pytest.raises(ValueError, match="'lstm' reads from left to right"):
+            CaptionCfg(objective=objective, decoder="lstm", **more)
+    with pytest.raises(ValueError, match="decoder is 'gru'"):
+        CaptionCfg(objective="arc", decoder="gru")
+    for objective in ("bicap", "prefix", "cappa"):
+        with pytest.raises(ValueError, match="from left to right only"):
+            tiny_captioner(objective, decoder="lstm")(images(3), captions([5, 9, 12]))
+    monkeypatch.chdir(tmp_path)
+    Path("rows.json").write_text(json.dumps({"rows": {"L-*": {"extends": "Prefix-*", "decoder": "lstm"}}}))
+    Path("rows.py").write_text("")
+    said = open_clip_train("--plugin", "rows.py", "--batch-size", "12", "--epochs", "1", data=csv, logs=tmp_path,
+                           model="L-ViT-Ti-8", check=False)
+    assert said.returncode and said.stderr.strip().splitlines()[-1].startswith("error: an LSTM reads")
+    run_folder(tmp_path / "lstm", MODEL)
+    make_image(0, 32).save("0.png")
+    said = complaint_of("attention", "0.png", "--pretrained", "lstm", "--out", "a.html")
+    assert said.startswith("error: ") and "attends to no place" in said and len(said.splitlines()) == 1
+    assert open_clip.get_model_config("MDC-ViT-Ti-8-lstm") is None
