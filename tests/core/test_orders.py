@@ -1,9 +1,13 @@
 """Claims about both directions, prefixes and weights by the image.    pytest tests/core/test_orders.py"""
+import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 from likelihoods import naive_decoder
+from training import losses, open_clip_train
 
+from open_clip_mdc import register
+from open_clip_mdc.objectives import CaptionCfg
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import NoisedCaptions, pack
 from open_clip_mdc.text.special_tokens import sot_id
@@ -63,6 +67,37 @@ def test_a_word_weighs_what_the_image_tells_of_it_in_training_alone():
     assert not found["token_weight"].requires_grad
     CaptionLoss()(**found).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_table_gives_a_word_one_weight_wherever_it_stands(csv, tmp_path):
+    """The loss by hand: those of MDC's masked tokens, by 1/t and by the table, over all that could be masked."""
+    register()
+    model = open_clip.create_model("Visual-ViT-Ti-8-table")
+    tokenizer, table = open_clip.get_tokenizer("Visual-ViT-Ti-8-table"), {"red": 0.25, "of": 0.0}
+    text, image = tokenizer(["a red circle left of a blue square", "a blue square left of a red star"]), images(2)
+    by_word = {"a": 0.43, "red": 0.25, "circle": 0.94, "left": 0.94, "of": 0.0, "blue": 0.94, "square": 0.94,
+               "star": 0.94, "<end_of_text>": 0.43}
+    model.caption_cfg.word_weights = table
+    mdc = open_clip.create_model("MDC-ViT-Ti-8")
+    mdc.load_state_dict(model.state_dict())
+    u = torch.tensor([0.4, 1.0], dtype=torch.float64)  # t of .7 and 1
+    found, plain = (each(image, pack(text, each.corrupt(text, u, torch.Generator().manual_seed(0)), 665))
+                    for each in (model.train(), mdc.train()))
+    packed = pack(text, mdc.corrupt(text, u, torch.Generator().manual_seed(0)), 665).predicted
+    said = [tokenizer.decode([x]).strip() for x in packed.token.tolist()]
+    weights = [by_word[word] / (0.7, 1.0)[row] for word, row in zip(said, packed.row.tolist(), strict=True)]
+    assert {"red", "of", "a", "<end_of_text>"} <= set(said)
+    assert torch.allclose(found["token_weight"], torch.tensor(weights))
+    loss = sum(w * x for w, x in zip(weights, plain["token_nll"].tolist(), strict=True)) / 18
+    assert CaptionLoss()(**found, output_dict=True)["caption_loss"].item() == pytest.approx(loss, rel=1e-5)
+    model.caption_cfg.word_weights = {"quartzite": 1.0}
+    with pytest.raises(ValueError, match=r"'quartzite', which is \d tokens"):
+        model.corrupt(text, u)
+    with pytest.raises(ValueError, match="0 or more"):
+        CaptionCfg(objective="visual-table", word_weights={"red": -1.0})
+    open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", csv, "--precision", "amp", data=csv,
+                    logs=tmp_path, model="Visual-ViT-Ti-8-table", workers="1")
+    assert len(losses(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("objective", ["bicap", "prefix"])

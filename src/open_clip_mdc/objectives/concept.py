@@ -32,14 +32,20 @@ FUNCTION_WORDS = (  # articles and their kind, conjunctions, prepositions, prono
 
 
 @lru_cache
-def function_words(bpe_path: str | None) -> Tensor:
-    """Return the ids, long [F], of function words that are one token of a vocabulary. None is CLIP's."""
+def tokenizer_of(bpe_path: str | None) -> SimpleTokenizer:
+    """Return the tokenizer of a vocabulary. None is CLIP's."""
     path = {}
     if bpe_path is not None:  # the name of a packaged file, or a path
         packaged = resources.files("open_clip_mdc.model_configs") / Path(bpe_path).name
         path = {"bpe_path": bpe_path if Path(bpe_path).exists() else str(packaged)}
-    tokenizer = SimpleTokenizer(**path)
-    return torch.tensor([ids[0] for ids in map(tokenizer.encode, FUNCTION_WORDS) if len(ids) == 1])
+    return SimpleTokenizer(**path)
+
+
+@lru_cache
+def function_words(bpe_path: str | None) -> Tensor:
+    """Return the ids, long [F], of function words that are one token of a vocabulary. None is CLIP's."""
+    encoded = map(tokenizer_of(bpe_path).encode, FUNCTION_WORDS)
+    return torch.tensor([ids[0] for ids in encoded if len(ids) == 1])
 
 
 @register_objective("concept", scorers=())

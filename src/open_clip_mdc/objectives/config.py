@@ -25,6 +25,7 @@ class CaptionCfg:
     # Fingerprints hold `repr`. What is left out of it changes no fingerprint of older versions.
     autoregressive_share: float = field(default=0.0, repr=False)  # of the captions, read from left to right (mix only)
     bpe_path: str | None = field(default=None, repr=False)  # the tokenizer's file, which the captioner fills in
+    word_weights: dict[str, float] = field(default_factory=dict, repr=False)  # of words ("visual-table" only)
     decoder: str = field(default="transformer", repr=False)  # | "lstm" (lstm.py), which reads from left to right only
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
@@ -49,6 +50,8 @@ class CaptionCfg:
         if not 0 <= self.autoregressive_share <= mixes:
             raise ValueError(f"caption_cfg.autoregressive_share is {self.autoregressive_share}: it must be 0 to 1 for "
                              "an objective that mixes, and 0 for any other")
+        if not all(isinstance(weight, int | float) and 0 <= weight < math.inf for weight in self.word_weights.values()):
+            raise ValueError("caption_cfg.word_weights should be words with finite weights of 0 or more")
         if self.decoder not in ("transformer", "lstm"):
             raise ValueError(f"caption_cfg.decoder is {self.decoder!r}: it must be 'transformer' or 'lstm'")
         if self.decoder == "lstm" and OBJECTIVES[self.objective].order != "causal":
