@@ -13,6 +13,7 @@ from pathlib import Path
 from warnings import catch_warnings, simplefilter
 from zipfile import BadZipFile, ZipFile
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -73,10 +74,10 @@ def _open_safetensors(path: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> object:
-    """Load a file of torch.save or safetensors to the CPU. Raises ValueError if it is damaged or contains code."""
+    """Load a file of torch.save, safetensors or big_vision. Raises ValueError if it is damaged or contains code."""
     kind = check(path)
     if kind == "npz":
-        raise ValueError(f"{path} is no checkpoint of PyTorch: it is a NumPy archive")
+        return _arrays(path)
     if kind == "safetensors":
         tensors = load_file(path)
         expected = _open_safetensors(path).get(DIGEST)
@@ -85,6 +86,16 @@ def read(path: Path) -> object:
         return tensors
     with path.open("rb") as file:  # given a path, torch.load would look at the name
         return unpickled(lambda: torch.load(file, map_location="cpu", weights_only=True), path)
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as archive:
+        if not any("/" in name for name in archive.files):
+            raise ValueError(f"{path} is no checkpoint of PyTorch or big_vision: it is a NumPy archive")
+        try:
+            return {name: torch.from_numpy(archive[name]) for name in archive.files}
+        except (ValueError, TypeError) as problem:  # objects, which would have to be unpickled, and other types
+            raise ValueError(f"{path} holds other arrays than weights: {problem}") from problem
 
 
 def unpickled(load: Callable[[], object], path: Path | str) -> object:

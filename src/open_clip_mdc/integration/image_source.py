@@ -1,7 +1,7 @@
 """`--pretrained-image SOURCE`: the weights that a captioner's image tower starts from.
 
-SOURCE is a file of weights of OpenCLIP, timm or transformers, a folder with one, a training run, an exported model, or
-timm:NAME.
+SOURCE is a file of weights of OpenCLIP, timm, transformers or big_vision, a folder with one, a training run, an
+exported model, or timm:NAME.
 """
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ from ..data import weights
 from ..data.files import parse_json
 from ..errors import close_names
 from ..models import tower_weights, towers
+from ..models.foreign import big_vision
 from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
@@ -53,6 +54,9 @@ def locate(source: str) -> Source:
             told, base, found = _read_configs(folder, path.name)
     except (ValueError, FileNotFoundError) as problem:
         raise ValueError(f"--pretrained-image {source}: {problem}") from problem
+    if path.suffix == ".npz":
+        told = told if told.get("mean") else told | big_vision.NORMALIZATION
+        found = big_vision.TRAITS | {name: x for name, x in found.items() if x is not None}
     told = checked_settings({name: told.get(name) for name in IMAGE_SETTINGS}, f"--pretrained-image {source}")
     return Source(source, lambda: weights.tensors(path), told, base, found)
 

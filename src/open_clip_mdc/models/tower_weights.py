@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..data.weights import Misfit, difference
 from . import names
+from .foreign import big_vision
 from .towers import tower
 
 # What a whole model puts before the names of its image tower.
@@ -42,7 +43,8 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
     """Return weights with the names and sizes of a tower, which may be on the meta device. Raises Misfit."""
     if tower(visual).has_mask:
         raise Misfit("its image tower is a frozen VQ-VAE, which comes from open_clip_mdc vq: give it by --pretrained")
-    network, weights = tower(visual).network, names.to_timm(image_part(given))
+    network = tower(visual).network
+    weights = big_vision.to_timm(given) if big_vision.is_encoder(given) else names.to_timm(image_part(given))
     # CoCa's patch tokens go through the norm of its attention pooling.
     if "attn_pool.ln_k.weight" in weights and not any(name.startswith("attn_pool_contrastive.") for name in weights):
         weights |= {f"norm.{name}": weights[f"attn_pool.ln_k.{name}"] for name in ("weight", "bias")}
