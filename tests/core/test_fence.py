@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 5_980, 31.5),
-    "src": (("src",), 17_330, 95.1),
+    "the heart": (HEART, 6_050, 31.8),
+    "src": (("src",), 17_400, 95.6),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_540, 34.4),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
-    "tests": (("tests",), 26_610, 201.8),
+    "tests": (("tests",), 26_680, 202.4),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212
