@@ -18,7 +18,7 @@ setup(
     package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
                   "open_clip_mdc.model_configs.photo": ["*"], "open_clip_mdc.cli": ["*.jinja", "*.json"],
                   "open_clip_mdc.integration": ["*.json"],
-                  "clip_benchmark_ext": ["*.json"]},
+                  "clip_benchmark_ext": ["*.json"], "clip_benchmark_ext.lmms": ["tasks/*.yaml"]},
     python_requires=">=3.10",
     install_requires=[
         "open_clip_torch[training]>=3.3,<5",  # its internals are replaced (integration/patches.py)
@@ -45,6 +45,7 @@ setup(
         "export": ["transformers<6"],
         "vq": ["diffusers<1"],
         "ray": ["ray<3"],
+        "lmms": ["lmms-eval==0.7.*", "filelock<4"],  # lmms-eval 0.7 imports filelock._api, which 4 lacks
         "completion": ["argcomplete<4"],  # eval "$(register-python-argcomplete open_clip_mdc)"
         "tensorboard": ["tensorboard>=2.18,<3"],  # open_clip_train --report-to tensorboard
         "docs": DOCS,
@@ -58,5 +59,5 @@ setup(
         # A superset of clip_benchmark's own script, under the same name. A later install of clip_benchmark takes the
         # name back. python -m clip_benchmark_ext.cli always works.
         "clip_benchmark = clip_benchmark_ext.cli:main",
-    ]},
+    ], "lmms_eval.models": ["open_clip_mdc = clip_benchmark_ext.lmms:manifest"]},
 )

@@ -147,6 +147,9 @@ def check_other(argv: list[str]) -> None:
         setup = (REPO / "setup.py").read_text()
         for extra in re.findall(r"\[(\w+)\]", " ".join(argv)):
             assert f'"{extra}": [' in setup, extra
+    elif argv[0] == "lmms-eval":
+        task = argv[argv.index("--tasks") + 1]
+        assert (REPO / "clip_benchmark_ext" / "lmms" / "tasks" / f"{task}.yaml").exists(), task
     else:
         assert argv[0] == "export", argv
 
