@@ -22,9 +22,9 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 BUDGET = {
     "the heart": (HEART, 6_050, 31.8),
     "src": (("src",), 17_400, 95.6),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_540, 34.4),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_770, 35.5),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
-    "tests": (("tests",), 26_680, 202.4),
+    "tests": (("tests",), 26_860, 203.6),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212
