@@ -8,7 +8,8 @@ from setuptools import find_packages, setup
 DOCS = ["mkdocs-material", "mkdocstrings[python]"]
 
 setup(
-    packages=["open_clip_mdc.model_configs", "open_clip_mdc.model_configs.photo", *find_packages("src"),
+    packages=["open_clip_mdc.model_configs", "open_clip_mdc.model_configs.photo", "clip_benchmark_ext.lmms.tasks",
+              *find_packages("src"),
               *find_packages(include=["clip_benchmark_ext", "clip_benchmark_ext.*"])],
     package_dir={
         "open_clip_mdc": "src/open_clip_mdc",
@@ -18,7 +19,7 @@ setup(
     package_data={"open_clip_mdc": ["py.typed"], "open_clip_mdc.model_configs": ["*.json", "*.txt.gz"],
                   "open_clip_mdc.model_configs.photo": ["*"], "open_clip_mdc.cli": ["*.jinja", "*.json"],
                   "open_clip_mdc.integration": ["*.json"],
-                  "clip_benchmark_ext": ["*.json"], "clip_benchmark_ext.lmms": ["tasks/*.yaml"]},
+                  "clip_benchmark_ext": ["*.json"], "clip_benchmark_ext.lmms.tasks": ["*.yaml"]},
     python_requires=">=3.10",
     install_requires=[
         "open_clip_torch[training]>=3.3,<5",  # its internals are replaced (integration/patches.py)
