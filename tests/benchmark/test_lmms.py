@@ -167,6 +167,6 @@ def test_what_a_captioner_cannot_do_ends_the_run_with_one_line(task, arguments, 
 
 
 def test_lmms_eval_finds_the_model_by_the_entry_point():
-    (point,) = metadata.entry_points(group="lmms_eval.models", name="open_clip_mdc")
     pytest.importorskip("lmms_eval")
+    (point,) = metadata.entry_points(group="lmms_eval.models", name="open_clip_mdc")
     assert point.load()().simple_class_path == "clip_benchmark_ext.lmms.model.OpenClipMdc"
