@@ -43,7 +43,8 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
         assert (site / "open_clip_mdc" / name).exists()
     for name in ("aro_symmetric_relations.json", "datasets.json", "dataset_fields.json", "lmms/tasks/local_pope.yaml"):
         assert (site / "clip_benchmark_ext" / name).exists()
-    assert "open_clip_mdc = clip_benchmark_ext.lmms:manifest" in next(site.glob("*.dist-info/entry_points.txt")).read_text()
+    points = next(site.glob("open_clip_mdc-*.dist-info/entry_points.txt")).read_text()
+    assert "[lmms_eval.models]\nopen_clip_mdc = clip_benchmark_ext.lmms:manifest\n" in points
     scripts = {p.name for p in (tmp_path / "venv" / "bin").iterdir()}
     assert {"open_clip_train", "open_clip_mdc", "clip_benchmark"} <= scripts
 
