@@ -62,7 +62,7 @@ def test_the_tokens_are_those_of_timms_own_reader(prefix, scanned, tmp_path):
 def test_another_network_and_arrays_that_are_objects_are_refused_in_a_line(tmp_path):
     path = tmp_path / "encoder.npz"
     np.savez(path, **arrays("params/encoder/", False))
-    with pytest.raises(ValueError, match=r"encoder.npz does not fit the image tower of MDC-timm-test_vit: its pos_embed is"):
+    with pytest.raises(ValueError, match="not fit the image tower of MDC-timm-test_vit: its pos_embed is"):
         open_clip_mdc.create_model_and_transforms("MDC-timm-test_vit", pretrained_image=path, force_image_size=SIZE)
     np.savez(path, **{"params/encoder/Transformer/encoderblock_0/x": np.array([{"a": 1}], dtype=object)})
     with pytest.raises(ValueError, match="holds other arrays than weights"):
