@@ -234,6 +234,47 @@ def test_the_likelihood_is_that_of_a_naive_loop_over_blocks(size):
         assert torch.allclose(alone, found.log_likelihood[1:, 2:], atol=1e-5)
 
 
+def over_orders(model, image, text, size: int) -> tuple[float, float]:
+    """The chain rule within each block in all orders: its mean, and the logarithm of the mean probability."""
+    length = caption_lengths(text, VOCAB)
+    end, filled = min(12, -(-int(length) // size) * size), text.masked_fill(torch.arange(12) >= length, eot_id(VOCAB))
+    mean = likelihood = 0.0
+    for start in range(0, end, size):
+        own = [p for p in range(start, min(start + size, end)) if p > 0]
+        given = {}
+        for hidden in (hidden for n in range(1, len(own) + 1) for hidden in itertools.combinations(own, n)):
+            logits = naive_logits(model, image, filled, size, dict.fromkeys(hidden, mask_id(VOCAB)))
+            own_log_prob = logits.log_softmax(1)[range(len(hidden)), filled[0, list(hidden)]]
+            given[hidden] = dict(zip(hidden, own_log_prob.tolist(), strict=True))
+        totals = torch.tensor([sum(given[tuple(sorted(order[k:]))][p] for k, p in enumerate(order))
+                               for order in itertools.permutations(own)], dtype=torch.float64)
+        mean += totals.mean().item()
+        likelihood += totals.logsumexp(0).item() - math.log(len(totals))
+    return mean, likelihood
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_monte_carlo_within_blocks_meets_the_bound_by_enumeration_and_is_unbiased_with_few_draws(size):
+    model, image = blocks(size), images(2)
+    text = torch.stack((captions([5, 9, 12]), captions([4, 4, 8], seed=1)))
+    with torch.inference_mode():
+        found = model.log_likelihood(image, text, "monte_carlo", return_details=True)
+        exact = torch.tensor([[over_orders(model, image[b:b + 1], text[b, c:c + 1], size) for c in range(3)]
+                              for b in range(2)])
+        assert torch.allclose(found.log_likelihood, exact[..., 0], atol=2e-5)
+        assert (found.standard_error < 1e-5).all() and (found.draws < 2 ** size).all()
+        assert (found.log_likelihood <= exact[..., 1] + 2e-5).all()
+        if size == 1:
+            assert torch.allclose(found.log_likelihood, model.log_likelihood(image, text), atol=2e-5)
+            return
+        assert (found.log_likelihood < exact[..., 1] - 1e-3).any()
+        few = [model.log_likelihood(image, text, "monte_carlo", num_samples=size, seed=seed, return_details=True)
+               for seed in range(60)]
+    scores, errors = (torch.stack([getattr(x, name) for x in few]) for name in ("log_likelihood", "standard_error"))
+    assert ((scores.mean(0) - exact[..., 0]).abs() < 4 * scores.std(0) / 60 ** 0.5 + 1e-4).all()
+    assert (errors.mean(0) > 0.7 * scores.std(0)).all() and (scores.std(0) > 0.01).any()
+
+
 def test_blocks_of_one_token_are_the_factorisation_from_left_to_right():
     """log p(c_i | c_<i, image) by one masked token after the true ones, to 1e-6."""
     model, image, text = blocks(1), images(1), captions([8])

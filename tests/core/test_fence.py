@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 6_050, 31.8),
-    "src": (("src",), 17_400, 95.6),
+    "the heart": (HEART, 6_100, 32.4),
+    "src": (("src",), 17_460, 96.1),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_770, 35.5),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
-    "tests": (("tests",), 26_860, 203.6),
+    "tests": (("tests",), 26_900, 204.1),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212

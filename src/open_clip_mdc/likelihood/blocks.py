@@ -1,12 +1,13 @@
-"""The likelihood of block diffusion: the chain rule over blocks, and the heuristic of Sec. 4.2 within each.
+"""The likelihood of block diffusion: the chain rule over blocks, and within each the heuristic or the bound of Eq. 8.
 
     log p(x) = sum over blocks b of log p(x^b | x^<b, image)
 
 Blocks see the true tokens of those before them, so all blocks of a caption are scored at once, in as many passes as a
 block has tokens. In blocks of one token this is Eq. 7. What fills the last block after EOT counts to EOT.
 
-Dimensions: R captions, L positions, K tokens of a block, M predicted tokens, V vocabulary.
+Dimensions: R captions, L positions, K tokens of a block, M predicted tokens, V vocabulary, D draws.
 """
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +17,54 @@ from ..models.interface import Network
 from ..objectives.blocks import filled
 from ..text.packing import scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id
-from .exact import confidence_and_score
-from .scoring import Likelihood
+from .draws import draw_masks, estimate
+from .exact import confidence_and_score, estimated, token_log_prob
+from .scoring import Likelihood, Scoring
+
+
+def whole_blocks(text: Tensor, vocab_size: int, size: int, context_length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return captions in whole blocks, long [R, number * K], their tokens [R], and what is scored, bool like them."""
+    number = -(-int(caption_lengths(text, vocab_size).max()) // size)  # of blocks
+    width = number * size
+    text, count = filled(F.pad(text, (0, max(0, width - text.shape[1])))[:, :width], size, vocab_size, context_length)
+    position = torch.arange(width)
+    return text, count, (position > 0) & (position < count[:, None])  # SOT is given
+
+
+def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
+                          options: Scoring, device: torch.device | str | None = None) -> Likelihood:
+    """Return the sum over blocks of the estimate of Eq. 8 within each, and its standard error.
+
+    A pass draws the masks of all blocks at once. If a block has few masks, as one of 4 tokens has, all are drawn.
+    Args: as in `heuristic_in_blocks`. `options` has the most draws of a block, their seed, and an interval.
+    """
+    text, count, masked = whole_blocks(text, vocab_size, size, context_length)
+    token_logits = network(count.tolist(), clean=text)
+    tokens = masked.view(len(text), -1, size).sum(2).numpy()  # of each block, [R, number]
+    # Blocks have draws of their own, so that their errors are independent.
+    draws = {(block, n): draw_masks(n, options.num_samples, options.seed * context_length + block, options.interval)
+             for block, column in enumerate(tokens.T) for n in set(column.tolist()) if n}
+    hidden = np.zeros((max((len(own.hidden) for own in draws.values()), default=0), *tokens.shape, size), dtype=bool)
+    for (block, n), own in draws.items():
+        first = int(block == 0)  # after SOT
+        hidden[:len(own.hidden), tokens[:, block] == n, block, first:first + n] = own.hidden[:, None]
+    text = text.to(device or text.device, non_blocking=True)
+    sums = torch.zeros(hidden.shape[:3], device=text.device)
+    for number, now in enumerate(hidden):
+        places = torch.from_numpy(now.ravel().nonzero()[0]).to(text.device, non_blocking=True)
+        noisy = text.flatten().index_fill(0, places, mask_id(vocab_size)).view_as(text)
+        found = scatter_flat(torch.zeros(text.shape, device=text.device), places, token_log_prob(
+            token_logits(noisy, places), text.take(places)))
+        sums[number] = found.view(now.shape).sum(2)
+    values = sums.cpu().numpy().astype(float) / np.maximum(hidden.sum(3), 1)  # [D, R, number]
+    score, variance, used = np.zeros(len(text)), np.zeros(len(text)), np.zeros(len(text), dtype=int)
+    for (block, n), own in draws.items():
+        rows = tokens[:, block] == n
+        value, error = estimate(values[:len(own.hidden), rows, block].T, own)
+        score[rows] += value
+        variance[rows] += error ** 2
+        used[rows] = np.maximum(used[rows], len(own.hidden))
+    return estimated(text.device, score, np.sqrt(variance), used)
 
 
 def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
@@ -28,14 +75,11 @@ def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: i
         network: also takes the clean captions, as `Captioner.token_logits` does.
         device: the network's device, by default the text's.
     """
-    lengths = caption_lengths(text, vocab_size)
-    number = -(-int(lengths.max()) // size)  # of blocks
-    text_length, width = text.shape[1], number * size
-    text, count = filled(F.pad(text, (0, max(0, width - text_length)))[:, :width], size, vocab_size, context_length)
-    position = torch.arange(width)
-    masked = (position > 0) & (position < count[:, None])  # [R, L]. SOT is given
+    lengths, text_length = caption_lengths(text, vocab_size), text.shape[1]
+    text, count, masked = whole_blocks(text, vocab_size, size, context_length)
+    width, position = text.shape[1], torch.arange(text.shape[1])
     # A row of `reveal` is a block: [R, number * K] and [R * number, K] lie alike in memory.
-    shape, left = (len(text) * number, size), masked.view(-1, size).sum(1).numpy()
+    shape, left = (len(text) * width // size, size), masked.view(-1, size).sum(1).numpy()
     token_logits = network(count.tolist(), clean=text)
     hidden = masked.flatten().nonzero().squeeze(1)
     # [R, 1], [R, L], [R, L] and long [M] into R*L, on the device.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..models.captioner import Captioner
 from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
-from .blocks import heuristic_in_blocks
+from .blocks import heuristic_in_blocks, monte_carlo_in_blocks
 from .draws import draw_masks
 from .exact import autoregressive, heuristic
 from .monte_carlo import monte_carlo
@@ -61,10 +61,17 @@ def score_in_order(call: Call, options: Scoring) -> Likelihood:
 
 
 def score_heuristic(call: Call, options: Scoring) -> Likelihood:
-    if call.model.objective.order != "blocks":
-        return heuristic(call.network, call.text, call.model.vocab_size, call.device, call.num_images)
+    return heuristic(call.network, call.text, call.model.vocab_size, call.device, call.num_images)
+
+
+def score_blocks(call: Call, options: Scoring) -> Likelihood:
     return heuristic_in_blocks(call.network, call.text, call.model.vocab_size, call.model.caption_cfg.block_sizes[0],
                                call.model.context_length, call.device)
+
+
+def score_blocks_by_draws(call: Call, options: Scoring) -> Likelihood:
+    return monte_carlo_in_blocks(call.network, call.text, call.model.vocab_size, call.model.caption_cfg.block_sizes[0],
+                                 call.model.context_length, options, call.device)
 
 
 def score_parallel(call: Call, options: Scoring) -> Likelihood:
@@ -90,6 +97,11 @@ SCORERS = {
                                                              options.interval).hidden),
         lambda options: options.num_samples),
     "bound": Scorer(score_bound, lambda n, options: options.num_samples, lambda options: options.num_samples, 4),
+}
+# The same of a model that reads one block after another. A caption takes as many passes as a block.
+OF_BLOCKS = {
+    "heuristic": Scorer(score_blocks, lambda n, options: n),
+    "monte_carlo": Scorer(score_blocks_by_draws, SCORERS["monte_carlo"].passes),
 }
 
 
@@ -117,7 +129,7 @@ def log_likelihood(model: "AnyCaptioner", image: Tensor | None, text: Tensor, me
     not fit the model, if a caption does not run from SOT to EOT, or if the memory is too little for one caption.
     """
     options = Scoring(method, **options).fit(model.objective)
-    scorer = SCORERS[options.method]
+    scorer = (OF_BLOCKS if model.objective.order == "blocks" else SCORERS)[options.method]
     image_embs = model.encode_image_tokens(image) if blind is None else blind.expand(len(text), -1, -1)
     if len(image_embs) != len(text):
         raise ValueError(f"text holds the captions of {len(text)} images, but there are {len(image_embs)}")

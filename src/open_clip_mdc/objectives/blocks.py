@@ -47,7 +47,7 @@ def two_streams(text: Tensor, size: Tensor, vocab_size: int, context_length: int
             Sight(position // size[:, None], noisy))
 
 
-@register_objective("block-diffusion", order="blocks", scorers=("heuristic",))
+@register_objective("block-diffusion", order="blocks", scorers=("heuristic", "monte_carlo"))
 def block_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                     generator: torch.Generator | None = None) -> NoisedCaptions:
     """Mask the tokens of each block with a probability t of its own, and weight them by 1/t (Eq. 5 within a block)."""
