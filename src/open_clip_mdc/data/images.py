@@ -185,7 +185,7 @@ class Images(Dataset):
     thumbnail: Callable[[Image.Image], str] | None = None  # returns the small image for a page
     other_transform: Callable | None = None  # of a second model that sees the same images
     seed: int | None = None  # for a random transform: each batch is seeded by this and its number
-    opened: Callable = open_image  # returns from source and name what the transform and the thumbnail take
+    opened: Callable | None = None  # gives from source and name what the transform takes (default: `open_image`)
 
     def batches(self) -> Iterator[tuple[int, list[Source]]]:
         """Yield the number and the undecoded images of each batch."""
@@ -212,7 +212,7 @@ class Images(Dataset):
             thumbnail = None
             try:
                 if name not in known or self.thumbnail:
-                    decoded = self.opened(source, name)
+                    decoded = (self.opened or open_image)(source, name)
                     thumbnail = self.thumbnail and self.thumbnail(decoded)
                     if name not in known:
                         images.append(self.transform(decoded))

@@ -42,8 +42,9 @@ def weights_of_ids(words: tuple[tuple[str, float], ...], bpe_path: str | None, v
 
     Raises ValueError for a word that is several tokens of the vocabulary.
     """
-    weights = torch.full((vocab_size,), OTHER_WEIGHT)
-    weights[function_words(bpe_path)] = weights[eot_id(vocab_size)] = FUNCTION_WEIGHT
+    function = torch.isin(torch.arange(vocab_size), function_words(bpe_path))
+    weights = torch.where(function, FUNCTION_WEIGHT, OTHER_WEIGHT)
+    weights[eot_id(vocab_size)] = FUNCTION_WEIGHT
     for word, weight in words:
         ids = tokenizer_of(bpe_path).encode(word)
         if len(ids) != 1:
