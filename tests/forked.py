@@ -1,4 +1,5 @@
 """Run Python commands in forks of a process that has imported OpenCLIP, as the import takes 5 s."""
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -21,10 +22,13 @@ def child(argv: list[str], cwd: str, env: dict[str, str], folder: Path) -> None:
     os.environ.update(env)
     option, program, *rest = argv
     sys.argv = ["-c", *rest]
-    if option == "-c":
-        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    try:
+        if option == "-c":
+            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out
 
 
 def forked(argv: list[str], timeout: float, env: dict[str, str]) -> subprocess.CompletedProcess:

@@ -14,9 +14,9 @@ import pytest
 import torch
 from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import SHARED, make_image, needs_data, run
+from conftest import SHARED, make_image, needs_data
 from models import labelled_webdataset, save_clip
-from training import TORCHRUN, open_clip_train_each, train_flags
+from training import open_clip_train_each, run_ranks, train_flags
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
@@ -62,12 +62,11 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
              for name, flags in tasks.items()}
     each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "3", "--output",
              f"two-{name}.json"] for name, flags in tasks.items()]
-    Path("each.py").write_text("import atexit, os, torch\n"
-                               "atexit.register(lambda: torch.distributed.is_initialized() and os._exit(9))\n"
-                               "from clip_benchmark_ext import cli, distributed\n"
-                               f"for argv in {each!r}:\n    assert not cli.main(argv)\n"
-                               "    distributed.start = lambda device: None  # the processes have met\n")
-    run(*TORCHRUN, "each.py")
+    run_ranks("python", "-c", "import atexit, os, torch\n"
+              "atexit.register(lambda: torch.distributed.is_initialized() and os._exit(9))\n"
+              "from clip_benchmark_ext import cli, distributed\n"
+              f"for argv in {each!r}:\n    assert not cli.main(argv)\n"
+              "    distributed.start = lambda device: None  # the processes have met\n")
     for name, flags in tasks.items():
         one = evaluate(*flags, "--feature_root", tmp_path / "one")
         assert json.loads(Path(f"two-{name}.json").read_text()) == one, name

@@ -9,7 +9,7 @@ import torch
 from conftest import SHARED, images, needs_data, png, run
 from open_clip_train.data import DataInfo
 from PIL import Image
-from training import TORCHRUN, equal, losses, open_clip_train, train_flags, weights
+from training import TORCHRUN, equal, losses, open_clip_train, run_ranks, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc.integration.prefetch import PrefetchLoader
@@ -96,9 +96,8 @@ for argv in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def two_processes(scenes, tmp_path_factory):
-    """Run the real `main` under torchrun: eager, compiled, one with masked features. Then resume the eager one."""
+    """Run the real `main`: eager, compiled, one with masked features. Then resume the eager one under torchrun."""
     folder = tmp_path_factory.mktemp("two")
-    (folder / "dump.py").write_text(DUMP)
     shards = str(scenes / "train" / "{00000..00007}.tar")
     flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2")
     val = ("--val-data", scenes / "val" / "00000.tar")
@@ -108,7 +107,7 @@ def two_processes(scenes, tmp_path_factory):
                 ("mix", "Mix-ViT-Ti-8-arc50", ()),
                 ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32",
                                                 "--warmup", "5")))]
-    (folder / "shown").write_text(run(*TORCHRUN, str(folder / "dump.py"), json.dumps(runs)).stderr)
+    (folder / "shown").write_text("".join(rank.stderr for rank in run_ranks("python", "-c", DUMP, json.dumps(runs))))
     run(*TORCHRUN, "-m", "open_clip_mdc.train", "--", *train_flags(  # as README has it
         *flags, *val, "--epochs", "2", "--resume", "latest", data=shards, logs=folder, name="eager"))
     return folder
