@@ -68,12 +68,14 @@ def measure(model: Captioner, blind: Captioner, image_embs: Tensor, grey: Tensor
     sums = {name: torch.zeros(len(text), 2, dtype=torch.float64) for name in (*MEASURES, "weight")}
     for noised in corruptions:
         captions = pack(text, noised, model.vocab_size)
+        row, place = noised.loss_mask.nonzero(as_tuple=True)
+        predicted = row, place if noised.position is None else noised.position[row, place]  # of two streams
         losses = model.token_nll(image_embs, captions)
         without = blind.token_nll(grey.expand_as(image_embs), captions)
         values = {"loss": losses, "blind": without, "gain": without - losses, "weight": torch.ones_like(losses)}
         for name, value in values.items():
             by_place = torch.zeros(text.shape, dtype=torch.float64)
-            by_place[noised.loss_mask] = (captions.predicted.weight * value).double()
+            by_place[predicted] = (captions.predicted.weight * value).double()
             sums[name] += (words * by_place[:, None]).sum(2) / len(corruptions)
     return sums
 

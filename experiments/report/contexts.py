@@ -60,7 +60,7 @@ def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
     sentences nobody knows the best guess. There it is by how much the blind twin loses less on a sentence said second.
     """
     if cell.evaluation.task == "sentences":
-        left = "" if cell.row == "ARC" else "left "
+        left = "" if cell.row.startswith("ARC") else "left "
         return against(side(results, scale, cell._replace(column=f"{left}blind, second"), fall), 0.0)
     return against(side(results, scale, cell._replace(column=f"{CHECK}, second"), second), 0.0)
 
@@ -144,13 +144,13 @@ def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: l
             continue
         check = uses_words(results, scale, cell)
         for context, label in tables.CONTEXTS.items():
-            if context and cell.row == "ARC":
+            if context and cell.row.startswith("ARC"):
                 continue  # it reads nothing else as trained
             ratio = against(side(results, scale, cell._replace(column=f"{context}gain, first"), share), 0.0)
             lines.append([cell.row, label, *(
                 " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
                 for measure in ("loss", "gain")), shown(ratio),
-                f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or cell.row == "ARC" else "",
+                f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or cell.row.startswith("ARC") else "",
                 str(ratio.seeds)])
     return "\n".join([markdown_table(["", "context", "loss a word, first / second", "gain a word, first / second",
                                       "gain, ratio (95 %)", "uses the other words", "seeds"], lines),

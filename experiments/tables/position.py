@@ -25,6 +25,10 @@ CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measu
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
 MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
+# Rows of `sentences`: an objective's row, and by how much longer than the scale's two epochs it is trained.
+LONGER = 4
+SENTENCES = {"MDC": ("MDC-{}", 1), "ARC": ("ARC-{}", 1), "MDC, 8 epochs": ("MDC-{}", LONGER),
+             "blocks of 4": ("MDC-{}-b4", 1)}
 DRAWS = 8  # random corruptions of each caption
 
 SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
@@ -64,9 +68,9 @@ def contexts(scale: Scale) -> Iterator[Cell]:
 
 def sentences(scale: Scale) -> Iterator[Cell]:
     """Yield what a photograph tells of a sentence that stands first or second, beyond what a blind twin knows."""
-    for row in MAIN if "sentences" in scale.tables else ():
-        sighted = Run(f"{row}-{scale.backbone}", scale.alt, locked=True)
-        contexts = list(CONTEXTS)[:1] if row == "ARC" else CONTEXTS  # ARC always has the words to the left
+    for row, (model, epochs) in SENTENCES.items() if "sentences" in scale.tables else ():
+        sighted = Run(model.format(scale.backbone), scale.alt, epochs=epochs, locked=True)
+        contexts = list(CONTEXTS)[:1] if row.startswith("ARC") else CONTEXTS  # ARC always has the words to the left
         for measure in (context + measure for context in contexts for measure in ("loss", "gain")):
             for place in PLACES:
                 metric = f"{measure}_{place}".replace(" ", "_")
