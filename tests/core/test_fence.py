@@ -23,8 +23,8 @@ BUDGET = {
     "the heart": (HEART, 6_100, 32.4),
     "src": (("src",), 17_460, 96.1),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_770, 35.5),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_160, 47.2),
-    "tests": (("tests",), 26_900, 204.1),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
+    "tests": (("tests",), 26_910, 204.2),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212
