@@ -19,6 +19,7 @@ from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
 from open_clip_mdc.data.paths import is_shard
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.decoding.options import in_files
+from open_clip_mdc.environment import made
 from open_clip_mdc.integration.configs import FOLDER
 from open_clip_mdc.integration.runs import PHOTO, find
 
@@ -152,6 +153,6 @@ def write_items(path: Path, items: Mapping[str, object]) -> None:
 
 
 def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
-    """Write a result file, whole or not at all."""
+    """Write a result file, whole or not at all. "made" says when and by what, and decides nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**about, "metrics": without_nan(metrics), **more}, allow_nan=False)
+    write_json(path, {**about, "metrics": without_nan(metrics), **more, "made": made()}, allow_nan=False)

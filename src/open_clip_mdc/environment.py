@@ -1,5 +1,7 @@
-"""The processor and versions that the last digits of results depend on (experiments, benchmarks)."""
+"""The processor and versions that the last digits of results depend on (results, experiments, benchmarks)."""
 import platform
+import subprocess
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,3 +19,20 @@ def environment(threads: int | str) -> str:
     capability, plural = torch.backends.cpu.get_cpu_capability(), "" if str(threads) == "1" else "s"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "timm"))
     return f"{processor()} ({capability}), {threads} thread{plural}, {versions}"
+
+
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Return the last commit of a folder, by default of this package. None outside of a git checkout."""
+    command = ["git", "-C", folder, "log", "-1", "--format=%h", "--", "."]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:  # no git here
+        return None
+    return found.stdout.strip() or None
+
+
+def made() -> dict[str, str | None]:
+    """Return when and by what a result is made: "date" (UTC), "commit" of this package, and "environment"."""
+    import torch
+    return {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit(),
+            "environment": environment(torch.get_num_threads())}

@@ -1,7 +1,10 @@
 """Claims about result files: names, skipping, strict JSON, and the official numbers of a CLIP model."""
 import json
 import os
+import re
+import subprocess
 from argparse import Namespace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import open_clip
@@ -14,6 +17,7 @@ from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.metrics.selection_metrics import MIN_PAIR_CASES, symmetric_relations
 from clip_benchmark_ext.models import resolve
+from open_clip_mdc.environment import commit
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
@@ -70,6 +74,26 @@ def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, mo
     evaluate(*command, *after)
     settings = [json.loads(first)["settings"], strict("result.json")["settings"]]
     assert settings[0] != settings[1]
+
+
+def test_a_result_says_when_and_from_which_commit_it_was_made(tmp_path):
+    def git(*command):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True)
+
+    (tmp_path / "own").mkdir()
+    (tmp_path / "installed").mkdir()  # as a package in a .venv that lies in somebody's checkout
+    (tmp_path / "own" / "a.py").touch()
+    (tmp_path / "installed" / "a.py").touch()
+    assert commit(tmp_path / "own") is None
+    git("init", "-q")
+    git("add", "own")
+    git("commit", "-qm", "a")
+    assert re.fullmatch("[0-9a-f]{7,}", commit(tmp_path / "own")) and commit(tmp_path / "installed") is None
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    results.write(tmp_path / "x.json", {"model": "mdc"}, {"acc": 0.5})
+    made = strict(tmp_path / "x.json")["made"]
+    assert before <= datetime.fromisoformat(made["date"]) <= datetime.now(timezone.utc)
+    assert "torch" in made["environment"] and "commit" in made
 
 
 def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, data):
