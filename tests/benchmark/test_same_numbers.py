@@ -26,8 +26,11 @@ def fail(args):
 
 
 def evaluate(*flags, name="result") -> dict:
+    """All that a result says, but when it was made."""
     cli.main(["eval", *map(str, flags), "--output", f"{name}.json", "--batch_size", "4", "--quiet"])
-    return json.loads(Path(f"{name}.json").read_text())
+    result = json.loads(Path(f"{name}.json").read_text())
+    assert result.pop("made")
+    return result
 
 
 @pytest.fixture(scope="module")

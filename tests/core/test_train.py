@@ -13,7 +13,7 @@ from training import TORCHRUN, equal, losses, open_clip_train, run_ranks, train_
 
 import open_clip_mdc
 from open_clip_mdc.integration.prefetch import PrefetchLoader
-from open_clip_mdc.integration.training import reproducible
+from open_clip_mdc.integration.training import fuse, reproducible
 
 
 def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path):
@@ -240,3 +240,26 @@ def test_compiled_models_train_to_the_same_weights(csv, tmp_path):
     for key, weight in compiled.items():
         torch.testing.assert_close(weight, eager[key], atol=1e-5, rtol=1e-4)
         assert (weight - start[key]).abs().max() > 1e-4, key
+
+
+def test_a_fused_optimizer_goes_on_where_another_has_begun():
+    """It runs on a CPU as well. On a GPU `train_one_epoch` asks for it."""
+    torch.manual_seed(0)
+    start, gradients = torch.randn(5, 3), torch.randn(6, 5, 3)
+
+    def train(fused_from):
+        weights = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.AdamW([weights], 0.1, weight_decay=0.2)
+        for step, gradient in enumerate(gradients):
+            if step == fused_from:
+                fuse(optimizer)
+                assert optimizer.param_groups[0]["fused"]
+            weights.grad = gradient.clone()
+            optimizer.step()
+        return weights.detach()
+
+    for fused_from in (0, 2):  # a new run, and one that was begun by PyTorch's default
+        torch.testing.assert_close(train(fused_from), train(None), rtol=1e-6, atol=1e-6)
+    plain = torch.optim.SGD([torch.nn.Parameter(start)], 0.1)
+    fuse(plain)
+    assert not plain.param_groups[0].get("fused")

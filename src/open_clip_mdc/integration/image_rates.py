@@ -14,16 +14,21 @@ from ..models.towers import patch_tower
 from .configs import has_patch_tower
 from .factory import trains_captioner
 from .openclip import hook, version
-from .training import reproducible, unwrap
+from .training import fuse, reproducible, unwrap
 
 Schedule = Callable[[int], float]
 
 
 @hook
 def train_one_epoch(original, *args, **kwargs):
-    """Wrap `open_clip_train.main.train_one_epoch`: make it `reproducible`, and apply the image tower's own rates."""
+    """Wrap `open_clip_train.main.train_one_epoch`: make it `reproducible`, and apply the image tower's own rates.
+
+    A captioner's AdamW is fused on a GPU.
+    """
     @contextmanager
     def around(model, data, loss, epoch, optimizer, schedule, args):
+        if trains_captioner(args) and torch.device(args.device).type == "cuda":
+            fuse(optimizer)
         with reproducible(model, data, loss, epoch, args), of_epoch(model, optimizer, schedule, epoch, args) as own:
             yield own
     version.run_epoch(around, original, *args, **kwargs)

@@ -74,6 +74,15 @@ def reproducible(model, data, loss, epoch, args):
         check_weights(model, epoch)
 
 
+def fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let AdamW update all weights in one kernel: 7 passes over their memory, where PyTorch's default takes 20."""
+    if type(optimizer) is torch.optim.AdamW:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+        for weights, state in optimizer.state.items():  # a resumed run may have counted its steps on the CPU
+            state["step"] = state["step"].to(weights.device)
+
+
 def forget_from(epoch: int, path: Path) -> None:
     """Remove the rows of this epoch and later ones, which a run has left that was killed before it saved.
 
