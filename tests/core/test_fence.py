@@ -21,10 +21,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 6_100, 32.4),
-    "src": (("src",), 17_480, 96.2),
+    "src": (("src",), 17_490, 96.2),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_770, 35.5),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_170, 47.3),
-    "tests": (("tests",), 26_930, 204.3),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_180, 47.4),
+    "tests": (("tests",), 26_960, 204.5),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212
