@@ -354,7 +354,7 @@ def test_the_commands_take_a_model_of_blocks_or_say_in_one_line_that_they_need_w
     images = [f"{number}.png" for number in range(3)]
     for flags in ((), ("--length", "6", "--tokens-per-step", "2"),
                   ("--samples", "3", "--select", "consensus", "--temperature", "0.7"),
-                  ("--text", "a [MASK] star")):
+                  ("--text", "a [MASK] star"), ("--sampler", "beam", "--length", "6", "--min-length", "2")):
         assert not complaint_of("caption", "--pretrained", "run", *images, "--out", "c.jsonl", *flags), flags
         assert len(Path("c.jsonl").read_text().splitlines()) == 3
         Path("c.jsonl").unlink()
@@ -362,6 +362,8 @@ def test_the_commands_take_a_model_of_blocks_or_say_in_one_line_that_they_need_w
                             "--plain", "--out", "s.jsonl", "--workers", "0")
     for command in (("attention", *images, "--out", "a.html"), ("caption", *images, "--length", "top"),
                     ("caption", *images, "--samples", "3", "--select", "consensus"),
+                    ("caption", *images, "--sampler", "beam", "--guidance-scale", "2"),
+                    ("caption", *images, "--sampler", "beam", "--temperature", "0.7"),
                     ("search", *images, "a star", "--shortlist", "10")):
         said = complaint_of(*command, "--pretrained", "run")
         assert said.startswith("error: ") and len(said.splitlines()) == 1, said

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..models.caption_logits import BlockReader
 from ..models.captioner import Captioner
 from ..models.interface import Network
-from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id, valid_tokens
-from .confidence import unmask_by_confidence
+from ..text.special_tokens import PAD_ID, eot_id, sot_id, valid_tokens
+from .confidence import fully_masked, unmask_by_confidence
 from .options import Search, Unmasking
 from .sampling import Decoded
 
@@ -56,14 +56,11 @@ def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor
 
 def rows_of(model: Captioner, text: Tensor | None, options: Unmasking, device: torch.device) -> Tensor:
     """Return the rows to fill in, long [1 or B, L]: a text with gaps, or SOT, masks, and EOT after the most tokens."""
-    vocab_size, eot = model.vocab_size, eot_id(model.vocab_size)
     if text is None:
         most = Search(length=options.length).max_length(model.context_length - 2)
-        text = torch.full((1, most + 2), mask_id(vocab_size), device=device)
-        text[:, 0], text[:, -1] = sot_id(vocab_size), eot
-        return text
-    valid = valid_tokens(text, vocab_size)
-    text = text.masked_fill(~valid, eot)
+        return fully_masked(torch.tensor([most], device=device), model.vocab_size)
+    valid = valid_tokens(text, model.vocab_size)
+    text = text.masked_fill(~valid, eot_id(model.vocab_size))
     return text[:, :int(valid.sum(1).max())].to(device)
 
 
@@ -80,7 +77,8 @@ def caption_in_blocks(model: Captioner, image_embs: Tensor, text: Tensor | None,
     Raises ValueError for the sampler "ancestral", which is of whole captions.
     """
     if options.sampler != "confidence":
-        raise ValueError(f"sampler is {options.sampler!r}: a model that decodes block by block needs 'confidence'")
+        raise ValueError(f"sampler is {options.sampler!r}: a model that decodes block by block needs 'confidence' or "
+                         "'beam'")
     readers = []
 
     def network_of(image_embs: Tensor) -> Network:

@@ -17,6 +17,7 @@ from ..models.interface import ImageKV, Network, StepLogits
 from ..objectives.times import mask_condition
 from ..text.special_tokens import caption_lengths, eot_id
 from .beam import beam_search, sample
+from .block_beam import search_in_blocks
 from .blocks import caption_in_blocks
 from .clip_guidance import Guide
 from .confidence import fully_masked, guided
@@ -120,7 +121,9 @@ def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
 
 
 def search_images(model: "AnyCaptioner", image: Tensor, options: Search) -> Decoded:
-    """Caption images [B, 3, height, width] from left to right, R = samples * B."""
+    """Caption images [B, 3, height, width] from left to right, token by token or block by block, R = samples * B."""
+    if model.objective.order == "blocks":
+        return search_in_blocks(model, image, options)
     max_length = options.max_length(model.context_length - 2)
     step_logits = model.step_logits(image) if hasattr(model, "step_logits") else cached_step_logits(
         model, model.text.project_image(model.encode_image_tokens(image)))
@@ -140,8 +143,8 @@ def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, g
         return_trace: return `Decoded`, with the step and the log-probability of every token, instead of ids.
         guide: reweights tokens of a masked diffusion captioner at each step, if its scale is not 0.
         rerank: keep only the one of an image's `samples` that the guide finds most similar to the image.
-        options: the fields of `Search` for a causal captioner, or one that learnt both by sampler="beam", and those of
-            `Unmasking` for a masked diffusion captioner, and `text`, `blind` and `guidance_kl` of `unmask_images`.
+        options: the fields of `Search` for a causal captioner, and by sampler="beam" for one of blocks or one that
+            learnt both. Those of `Unmasking` for others, and `text`, `blind` and `guidance_kl` of `unmask_images`.
 
     Raises ValueError if an argument is out of range.
     """

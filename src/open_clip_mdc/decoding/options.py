@@ -175,19 +175,21 @@ def check_rule(name: str, sampler: str) -> None:
 def searches(given: Mapping, objective: "Objective | None") -> bool:
     """Return True if captions are searched from left to right, and False if they are unmasked.
 
-    A model that learnt both is asked by its sampler. None stands for a model of OpenCLIP, which is searched. Raises
-    OptionError if an option is for the other kind.
+    A model of blocks, or one that learnt both, is asked by its sampler. None stands for a model of OpenCLIP, which is
+    searched. Raises OptionError if an option is for the other kind.
     """
     causal, sampler = objective is None or objective.order == "causal", given.get("sampler")
     if sampler == BEAM and not causal:
-        if "autoregressive" not in objective.scorers:
-            raise OptionError("{sampler} beam needs a model that learnt to read from left to right: ARC-, Mix-")
+        if objective.order != "blocks" and "autoregressive" not in objective.scorers:
+            raise OptionError("{sampler} beam needs a model that learnt to read from left to right: ARC-, Mix-, or "
+                              "blocks such as -b4")
         causal = True
     if causal and sampler not in (None, BEAM):
         raise OptionError(f"{{sampler}} {sampler} is not supported by this model, which is autoregressive")
     for name in given:
         if name in (OF_UNMASKING if causal else OF_SEARCH):
-            kind = "is autoregressive" if causal else "decodes by unmasking captions of a given length"
+            kind = "searches with a beam" if sampler == BEAM else "is autoregressive" if causal else \
+                "decodes by unmasking captions of a given length"
             raise OptionError(f"{{{name}}} is not supported by this model, which {kind}")
     return causal
 

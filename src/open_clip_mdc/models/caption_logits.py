@@ -107,6 +107,11 @@ class BlockReader:
         """Read a finished block, long [R, n], which all later ones see."""
         _, self.past = self.decoder.step(block, self.image_kv, self.past)
 
+    def select(self, row: Tensor) -> None:
+        """Let each row go on from another one of the same image, long [R]."""
+        if self.past is not None:
+            self.past = [(k[row], v[row]) for k, v in self.past]
+
 
 class Footprint(NamedTuple):
     """Sizes of a decoder, from which `log_likelihood` tells the memory of a call."""
