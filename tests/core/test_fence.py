@@ -20,11 +20,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 6_100, 32.4),
-    "src": (("src",), 17_490, 96.2),
+    "the heart": (HEART, 6_230, 33.3),
+    "src": (("src",), 17_620, 97.1),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_770, 35.5),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_180, 47.4),
-    "tests": (("tests",), 26_960, 204.5),
+    "tests": (("tests",), 27_070, 205.4),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212
