@@ -3,6 +3,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import torch
@@ -11,9 +12,11 @@ from clip_benchmark import models as upstream
 from open_clip_mdc.errors import close_names
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.configs import is_captioner
+from open_clip_mdc.integration.patches import register
+from open_clip_mdc.models.foreign.base import ForeignCaptioner
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
-from .foreign import HF, load_hf
+from .foreign import HF, as_captioner, load_hf, scorers
 
 DEFAULT_PRETRAINED = "laion400m_e32"  # clip_benchmark's
 
@@ -71,3 +74,23 @@ def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
         from clip_benchmark.models.nllb_clip import set_language
         set_language(tokenizer, args.language)
     return model.eval(), transform, tokenizer
+
+
+def load_foreign(model: str | None, pretrained: str, device: str) -> tuple[ForeignCaptioner, Callable, Any] | None:
+    """Return another project's captioner in eval mode, its transform and its tokenizer, or None for any other model.
+
+    `model` and `pretrained` are as for `clip_benchmark eval`. Raises ValueError or OSError if it cannot be loaded.
+    """
+    register()
+    name = model or checkpoints.find(pretrained).model_name
+    if not scorers(name):
+        return None
+    name, weights = resolve(name, pretrained)
+    try:
+        loaded, transform, tokenizer = load_model(Namespace(
+            model=name, pretrained=weights, device=device, model_type="open_clip", model_cache_dir=None,
+            skip_load=False))
+    except RuntimeError as problem:  # OpenCLIP's, about a tag that it does not know
+        raise ValueError(f"--model {name}: {checkpoints.first_lines(problem)}") from problem
+    captioner, tokenizer = as_captioner(loaded, tokenizer, name)
+    return captioner, transform, tokenizer

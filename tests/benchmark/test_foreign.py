@@ -1,4 +1,5 @@
 """Claims about captioners of other projects: a score is their own loss, and the beam finds the best caption."""
+import csv
 import json
 from itertools import product
 from pathlib import Path
@@ -9,18 +10,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from captioned import captioned
-from conftest import make_image
+from conftest import complaint_of, make_image, png
 from models import WORDS, labelled_webdataset, order_data
 from open_clip.coca_model import CoCa
 
 from clip_benchmark_ext import cli, foreign
 from clip_benchmark_ext.selection_datasets import build_dataset
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
+from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.decoding.generate import generate
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.models.foreign.coca import CoCaCaptioner
 from open_clip_mdc.text.special_tokens import eot_id, sot_id
 
+pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 VOCAB, CONTEXT = 7, 5
 
@@ -231,6 +236,39 @@ def test_a_selection_is_plain_blind_and_debiased_and_coca_stays_by_cosine_unless
     if kind == "coca":
         plainly = evaluate(data, "aro/coco_order", "image_caption_selection", *flags[:4])
         assert plainly["scorer"] == "cosine" and "text_acc_blind" not in plainly
+
+
+@pytest.mark.parametrize("kind", ["coca", "git", "genlip"])
+def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
+    """By another command, with its own reader, batches and null image. Its bf16 is the autocast of the selection."""
+    flags, data = flags_of(kind, tmp_path), order_data(tmp_path, images=40)
+    selected = evaluate(data, "aro/coco_order", "image_caption_selection", *flags, "--alpha", "0.5")
+    model, transform, tokenizer = opened(flags)
+    cases = build_dataset("aro/coco_order", data, transform)
+    with tar_writer(tmp_path / "pairs.tar") as writer:
+        for i, (_, captions) in enumerate(cases):
+            writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": CAPTION_SEPARATOR.join(captions)})
+    argv = ("score", *flags[:4], "--pairs", tmp_path / "pairs.tar", "--alpha", 0.5, "--workers", 0)
+    assert complaint_of(*argv, "--precision", "bf16", "--out", tmp_path / "scores") is None
+    table = pq.read_table(tmp_path / "scores" / "pairs.parquet")
+    score, blind, debiased = (table[name].to_numpy().reshape(40, 5) for name in ("score", "blind", "debiased"))
+    for suffix, scores in (("", score), ("_blind", blind), ("_debiased", debiased)):
+        assert selected[f"text_acc{suffix}"] == pytest.approx(np.mean(scores.argmax(1) == 0))
+    assert np.allclose(debiased, score - 0.5 * blind, atol=1e-4) and len({*np.ravel(score)}) > 60
+    image, captions = cases[3]
+    with torch.autocast("cpu"):
+        own = log_likelihood(model, image[None], tokenizer(captions)[None])
+    assert score[3] == pytest.approx(own[0].numpy(), abs=1e-2)
+    assert table["num_tokens"].to_pylist()[15:20] == [len(tokenizer.encode(caption)) + 1 for caption in captions]
+    # A caption of all images, in a file.
+    Path("captions.txt").write_text("\n".join(CAPTIONS))
+    assert complaint_of("score", *flags[:4], "--images", data / "val2014", "--captions", "captions.txt", "--out",
+                        "all.csv", "--workers", 0) is None
+    rows = list(csv.DictReader(Path("all.csv").open()))
+    assert len(rows) == 120 and {token["token"] for token in json.loads(rows[0]["tokens"])} > {"<end>"}
+    image = transform(decode_image(data / "val2014" / "0.png"))
+    assert [float(row["score"]) for row in rows[:3]] == pytest.approx(
+        log_likelihood(model, image[None], tokenizer(CAPTIONS)[None])[0].tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["coca", "git"])

@@ -21,10 +21,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 6_230, 33.3),
-    "src": (("src",), 17_620, 97.1),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_770, 35.5),
+    "src": (("src",), 17_630, 97.2),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_790, 35.6),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_180, 47.4),
-    "tests": (("tests",), 27_070, 205.4),
+    "tests": (("tests",), 27_110, 205.8),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212

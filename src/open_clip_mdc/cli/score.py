@@ -3,6 +3,9 @@
     open_clip_mdc score --pretrained RUN --images cat.jpg photos/ --captions captions.txt --out scores.csv
     open_clip_mdc score --pretrained RUN --pairs 'shards/{000..009}.tar' --out scores/
     open_clip_mdc score --pretrained RUN --pairs pairs.csv --out scores/ --top 0.3 --out-shards kept/
+    open_clip_mdc score --model hf:FOLDER --pairs pairs.csv --out scores/
+
+Captioners of other projects are named as for `clip_benchmark eval` (docs/evaluation.md).
 
 With --images and --captions every caption is scored for every image, in one CSV or JSONL file. Its columns are image,
 caption, score = log p(c | i), blind = log p(c), debiased = score - alpha * blind, and tokens. These are the
@@ -111,7 +114,7 @@ def worker(args: argparse.Namespace, units: list, number: int):
     import pyarrow as pa
 
     from .shard_table import table_worker
-    loaded = load_captioner(args, number)
+    loaded = load_captioner(args, number, any_project=True)
     if number == 0:
         for warning in warnings_of([str(unit) for unit in units if isinstance(unit, Path)]):
             print(f"warning: {warning}", file=sys.stderr)
@@ -127,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
     score_pairs.check(args)
     out = Path(args.out)
     captions, paths = read_captions(args.captions), find_images(args.images)
-    loaded = load_captioner(args)
+    loaded = load_captioner(args, any_project=True)
     model = loaded.model
     text = tokenize_whole(captions, loaded.tokenizer, model.context_length).to(loaded.device)
     blind, _ = prior_image(loaded, paths, args)

@@ -49,14 +49,15 @@ def check_length(args: argparse.Namespace) -> None:
         checkpoints.check_length(flag(name), getattr(args, name, None), args.pretrained, args.model)
 
 
-def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCaptioner":
+def load_captioner(args: argparse.Namespace, number: int = 0, any_project: bool = False) -> "PretrainedCaptioner":
     """Load the model that the flags name.
 
-    `number` is that of the process among --jobs, which share the machine's GPUs or cores.
+    `number` is that of the process among --jobs, which share the machine's GPUs or cores. With `any_project`, the model
+    may be a captioner of another project, which can only be scored.
     """
     import torch
 
-    from ..integration.pretrained import PRECISIONS, default_device, load
+    from ..integration.pretrained import PRECISIONS, PretrainedCaptioner, default_device, load
     from ..integration.processes import keep_freed_memory
     from ..models.precision import emulated
     load_plugins(args)
@@ -75,6 +76,10 @@ def load_captioner(args: argparse.Namespace, number: int = 0) -> "PretrainedCapt
     precision = getattr(args, "precision", "fp32")
     if emulated(device, PRECISIONS.get(precision)) and number == 0:
         print(f"warning: --precision {precision}: this CPU is tens of times slower than in fp32", file=sys.stderr)
+    if any_project:
+        from clip_benchmark_ext.models import load_foreign
+        if found := load_foreign(args.model, args.pretrained, device):
+            return PretrainedCaptioner(*found, device, precision or ("bf16" if on_cuda else "fp32"))
     return load(args.pretrained, args.model, device, precision, getattr(args, "compile", False))
 
 
