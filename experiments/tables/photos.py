@@ -1,7 +1,7 @@
 """Captioners of photographs that start from a trained image encoder, which the paper does not have.
 
-    photos  MDC and ARC by ways of decoding, of which the best is chosen on validation photographs. The encoder is
-            locked, or trained in the last epoch (SCALE=photos-unlocked)
+    photos  MDC, ARC and two objectives between them by ways of decoding, of which the best is chosen on validation
+            photographs. The encoder is locked, or trained in the last epoch (SCALE=photos-unlocked)
     towers  encoders after training by each objective, beside the same encoder when it is locked
     epochs  the same few captions many times. Masked diffusion language models keep learning where autoregressive ones
             overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
@@ -15,7 +15,11 @@ from .scale import Scale
 
 RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12", "auto")),
                    ("--caption_length", "auto", "--repeats", "avoid")),
-           "ARC": (("--num_beams", "1"), ("--num_beams", "6"), ("--num_beams", "6", "--min_length", "9"))}
+           "ARC": (("--num_beams", "1"), ("--num_beams", "6"), ("--num_beams", "6", "--min_length", "9")),
+           # Between both: half of the rows each, and blocks of four tokens.
+           "Mix": (("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9")),
+           "blocks": ((), ("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9"))}
+MODELS = {"Mix": "Mix-{}-arc50", "blocks": "MDC-{}-b4"}  # of an objective that is not the model's first word
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)
@@ -24,7 +28,7 @@ BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}
 
 
 def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
-    return Run(f"{objective}-{scale.backbone}", scale.alt, locked=locked)
+    return Run(MODELS.get(objective, objective + "-{}").format(scale.backbone), scale.alt, locked=locked)
 
 
 def photos(scale: Scale) -> Iterator[Cell]:
@@ -33,7 +37,7 @@ def photos(scale: Scale) -> Iterator[Cell]:
         for objective, recipes in RECIPES.items():
             for flags in recipes:
                 yield from caption_cells(
-                    scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '')}",
+                    scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '') or 'greedy'}",
                     run_of(scale, objective, locked=not scale.free),
                     ("B@4", "METEOR", CHOSEN_BY, "words"), flags, f"{test.label}, {objective}",
                     ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
