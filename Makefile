@@ -47,7 +47,7 @@ help:
 	@echo "make table6 figure7 mcdiffusion               test the claims of MC-Diffusion (scenes, flickr8k, cub)"
 	@echo "make table7 figure8 ... figure11 article      test the claims of a summary article (scenes, flickr8k without figure8)"
 	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
-	@echo "make photos                caption photographs with a small decoder on a trained encoder, half an hour of two cores"
+	@echo "make photos                caption photographs with a small decoder on a trained encoder, an hour of two cores"
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder,"
 	@echo "     SCALE=photos-unlocked to train the encoder, too"
 	@echo "make towers SEEDS='0 1 2'                     train its encoder with MDC, ARC and CapPa, or lock it"

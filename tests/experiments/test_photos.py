@@ -39,7 +39,8 @@ def test_photographs_are_captioned_from_any_encoder(scale, base, source, size, t
     printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
                       "--tables", "photos", "--seeds", "0")
     trainings = [dict(zip(words, words[1:], strict=False)) for words in printed if is_training(words)]
-    assert [flags["--model"] for flags in trainings] == [f"MDC-small-{base}", f"ARC-small-{base}"]
+    assert [flags["--model"] for flags in trainings] == [
+        f"MDC-small-{base}", f"ARC-small-{base}", f"Mix-small-{base}-arc50", f"MDC-small-{base}-b4"]
     assert all(flags["--pretrained-image"].endswith(source) and flags["--force-image-size"] == size
                for flags in trainings)
 
@@ -66,14 +67,14 @@ def test_the_recipe_is_chosen_on_validation_photographs(tmp_path):
                      commands.last_epoch(scale, cell.run), CIDEr=scores[cell.row] / 100)
     page = collect.collect(scale, place(tmp_path), ["photos"])["photos"]
     first = {objective: next(row for row in scores if row.startswith(f"validation, {objective}"))
-             for objective in ("MDC", "ARC")}
+             for objective in photos.RECIPES}
     assert page.endswith("Chosen on validation photographs:\n\n" + "".join(
         f"- {row.replace('validation', 'test')}\n" for row in first.values()))
 
 
 def test_validation_and_test_photographs_have_results_of_their_own():
     evaluations = commands.evaluations(list(photos.photos(scales.PHOTOS)))
-    assert len({(commands.variant(e), e.datasets) for e, _ in evaluations}) == len(evaluations) == 16
+    assert len({(commands.variant(e), e.datasets) for e, _ in evaluations}) == len(evaluations) == 22
 
 
 def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path):
