@@ -1,10 +1,8 @@
 """Captioned images, and the captioning task on them by the real command."""
 import json
-import tarfile
 from pathlib import Path
 
-from conftest import png
-from models import add
+from models import captioned_webdataset
 
 from clip_benchmark_ext import cli
 
@@ -17,17 +15,9 @@ PER_SHARD = 4
 
 def captioned(root: Path) -> Path:
     """A webdataset as clip_benchmark's: two shards, captions a line each."""
-    (root / "test").mkdir()
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text("2\n")
-    for shard in range(2):
-        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
-            for i in range(shard * PER_SHARD, min((shard + 1) * PER_SHARD, len(REFERENCES))):
-                add(tar, f"key{i}.png", png(i))
-                add(tar, f"key{i}.txt", "\n".join([*REFERENCES[i], ""]).encode())
-                if i == 1:
-                    add(tar, f"key{i}.json", b'{"filename": "COCO_000000000001.jpg"}')
-    return root
+    samples = [(f"key{i}", (i, "\n".join([*texts, ""]))) for i, texts in enumerate(REFERENCES)]
+    return captioned_webdataset(root, dict(samples[:PER_SHARD]), dict(samples[PER_SHARD:]),
+                                key1={"filename": "COCO_000000000001.jpg"})
 
 
 def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:

@@ -32,10 +32,32 @@ def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[st
     return name, str(weights)
 
 
-def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
+def write_tar(path: Path, content: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in content.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]], **metadata: dict) -> Path:
+    """Write a test set of clip_benchmark's layout: shards of {key: (the number or the file of an image, captions)}.
+
+    Args:
+        metadata: KEY.json of some samples.
+    """
+    (root / "test").mkdir(parents=True)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text(f"{len(shards)}\n")
+    for number, samples in enumerate(shards):
+        content = {}
+        for key, (image, captions) in samples.items():
+            content[f"{key}.png"] = png(image) if isinstance(image, int) else image
+            content[f"{key}.txt"] = captions.encode()
+            if key in metadata:
+                content[f"{key}.json"] = json.dumps(metadata[key]).encode()
+        write_tar(root / "test" / f"{number}.tar", content)
+    return root
 
 
 def labelled_webdataset(root: Path, classes: list[str], templates: list[str], per_split: int = 24,
@@ -49,10 +71,9 @@ def labelled_webdataset(root: Path, classes: list[str], templates: list[str], pe
         (root / split / "nshards.txt").write_text(str(shards))
         ends = [per_split - 3 * (shards - 1 - shard) for shard in range(shards)]
         for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            with tarfile.open(root / split / f"{shard}.tar", "w") as tar:
-                for i in range(start, end):
-                    add(tar, f"{i}.png", png(first + i))
-                    add(tar, f"{i}.cls", str(i % len(classes)).encode())
+            write_tar(root / split / f"{shard}.tar", {
+                name: data for i in range(start, end)
+                for name, data in ((f"{i}.png", png(first + i)), (f"{i}.cls", str(i % len(classes)).encode()))})
     (root / "classnames.txt").write_text("\n".join(classes))
     (root / "zeroshot_classification_templates.txt").write_text("\n".join(templates))
     return root

@@ -15,7 +15,7 @@ import pytest
 import torch
 from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import SHARED, make_image, needs_data
+from conftest import make_image
 from models import labelled_webdataset, save_clip
 from training import open_clip_train_each, run_ranks, train_flags
 
@@ -24,7 +24,6 @@ from clip_benchmark_ext import cli
 from clip_benchmark_ext import run as benchmark_run
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks.linear_probe import top_k_accuracy
-from open_clip_mdc import cli as tools
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
@@ -144,38 +143,6 @@ def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes,
     assert not Path("result.json").exists()
 
 
-def test_local_dir_and_schema_ids_are_found(runs, tmp_path):
-    """A folder as OpenCLIP saves models for the hub: its config by its own function, and safetensors."""
-    from open_clip.push_to_hf_hub import HF_SAFE_WEIGHTS_NAME, save_config_for_hf
-    from safetensors.torch import save_file
-
-    from open_clip_mdc.integration.checkpoints import load
-    from open_clip_mdc.integration.runs import find
-    model, _, tokenizer = load(str(runs / "mdc"))
-    save_file(model.state_dict(), tmp_path / HF_SAFE_WEIGHTS_NAME)
-    save_config_for_hf(model, tmp_path / "open_clip_config.json", open_clip.get_model_config("MDC-ViT-Ti-8"))
-    for pretrained in (str(tmp_path), f"local-dir:{tmp_path}"):
-        assert find(pretrained).weights is None
-        again, _, same = load(pretrained)
-        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(),
-                                                     strict=True))
-        assert torch.equal(tokenizer(["a red circle"]), same(["a red circle"]))
-
-
-@needs_data("sugarcrepe/images", "sugarcrepe/swap_obj.json", "probe/cifar10/train/0.tar")
-def test_sugar_crepe_and_cifar_on_real_images(runs, tmp_path):
-    """End to end at 32 px with the scenes' tiny model: the path, not the number, is what is tested."""
-    pairs = json.loads((SHARED / "sugarcrepe" / "swap_obj.json").read_text()).values()
-    there = sum((SHARED / "sugarcrepe" / "images" / pair["filename"]).exists() for pair in pairs)
-    metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_obj",
-                       "--dataset_root", SHARED / "sugarcrepe")["metrics"]
-    assert metrics["cases"] == there > 0 and metrics.get("cases_left_out", 0) == len(pairs) - there
-    metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/cifar10",
-                       "--dataset_root", SHARED / "probe" / "cifar10", "--task", "linear_probe", "--feature_root",
-                       tmp_path / "features", "--fewshot_epochs", "2", "--no_amp")["metrics"]
-    assert 0.1 < metrics["lp_acc1"] < 1
-
-
 def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "999")  # no name is broken at its hyphen
     with pytest.raises(SystemExit) as end:
@@ -202,22 +169,6 @@ def test_the_copy_of_clip_benchmarks_flags_is_true(monkeypatch):
     theirs, args = get_parser_args()
     assert facts(cli.their_parser()) == facts(theirs) and vars(cli.parse(given)[1]) == vars(args)
     assert cli.their_parser().format_help() == theirs.format_help()
-
-
-@pytest.mark.parametrize("alias", ["mdc", "arc"])
-def test_the_score_tool_writes_a_line_per_image_and_caption_that_adds_up(scenes, runs, tmp_path, alias):
-    rows = list(json.loads((scenes / "sugarcrepe" / "swap_att.json").read_text()).values())[:2]
-    (tmp_path / "captions.txt").write_text("\n".join(r["caption"] for r in rows) + "\n")
-    images = [str(scenes / "sugarcrepe" / "images" / r["filename"]) for r in rows]
-    tools.main(["score", "--pretrained", str(runs / alias), "--images", *images, "--captions", "captions.txt",
-                "--blind-images", str(scenes / "sugarcrepe" / "images"), "--out", "scores.jsonl", "--device", "cpu"])
-    lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert [(x["image"], x["caption"]) for x in lines] == [(p, r["caption"]) for p in images for r in rows]
-    for line in lines:
-        assert line["score"] == pytest.approx(sum(t["log_likelihood"] for t in line["tokens"]), abs=1e-3)
-        assert line["debiased"] == pytest.approx(line["score"] - line["blind"])
-        assert [t["token"] for t in line["tokens"]] == [*line["caption"].split(), "<end>"]
-        assert sorted(t["step"] for t in line["tokens"]) == list(range(len(line["tokens"])))
 
 
 @pytest.mark.parametrize("flag", ["--output", "--save_captions", "--save_coco_results", "--save_probe", "--save_clf"])

@@ -11,9 +11,7 @@ import torch
 from captioned import REFERENCES, captioned, evaluate, flags
 from conftest import make_image
 from models import save_clip
-from test_foreign import tiny_coca
 
-from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.metrics import diversity
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
@@ -61,6 +59,13 @@ def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias
         assert metrics["mean_steps"] == -(-decoding["length"] // decoding["tokens_per_step"])
 
 
+def of_the_second_batch(model, transform, sampling=(), **options) -> torch.Tensor:
+    """The captions of images 2 and 3, from the seed that the command gives their batch. `sampling` begins Sampling."""
+    generator = torch.Generator().manual_seed(int(np.random.SeedSequence([0, 1]).generate_state(1)[0]))
+    images = torch.stack([transform(make_image(i)) for i in (2, 3)])
+    return model.generate(images, sampling=Sampling(*(sampling or [1.0]), generator=generator), **options)
+
+
 def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, data, tmp_path):
     drawing = [*flags(runs, data), "--caption_length", "4", "--temperature", "0.8", "--top_k", "50", "--top_p", "0.9"]
     one = evaluate(tmp_path, *drawing, name="one")
@@ -71,9 +76,7 @@ def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, d
     greedy = evaluate(tmp_path, *flags(runs, data), "--caption_length", "4", name="greedy")[1]["captions"]
     assert one[1]["captions"] != other != greedy != one[1]["captions"]
     model, transform, tokenizer = load(str(runs / "mdc"))
-    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(torch.stack([transform(make_image(i)) for i in (2, 3)]), length=4, sampling=Sampling(
-        0.8, 50, 0.9, torch.Generator().manual_seed(state)))
+    text = of_the_second_batch(model, transform, (0.8, 50, 0.9), length=4)
     assert list(one[1]["captions"].values())[2:4] == decode_captions(text, tokenizer)
     lengths = {evaluate(tmp_path, *flags(runs, data), "--caption_length", "sample", "--seed", str(seed),
                         name=f"length{seed}")[0]["mean_tokens"] for seed in range(3)}
@@ -86,9 +89,7 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     drawing = [*flags(runs, data, alias), "--caption_length", "4", "--temperature", "1"]
     metrics, saved = evaluate(tmp_path, *drawing, "--samples", "3", "--train_captions", "train.txt")
     model, transform, tokenizer = load(str(runs / alias))
-    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(torch.stack([transform(make_image(i)) for i in (2, 3)]), length=4, samples=3,
-                          sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    text = of_the_second_batch(model, transform, length=4, samples=3)
     said = decode_captions(text, tokenizer)
     assert list(saved["samples"].values())[2:4] == [said[:3], said[3:]]
     assert list(saved["captions"].values())[2:4] == [said[0], said[3]]
@@ -123,9 +124,7 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
                                  "batch_size": 2}
     assert metrics["sampler"] == "ancestral" and metrics["steps"] == 4 and metrics["mean_steps"] <= 4
     model, transform, tokenizer = load(str(runs / "mdc"))
-    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(torch.stack([transform(make_image(i)) for i in (2, 3)]), length=5, sampler="ancestral",
-                          steps=4, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    text = of_the_second_batch(model, transform, length=5, sampler="ancestral", steps=4)
     assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
     guided = [*flags(runs, data, "mcd"), "--caption_length", "5", "--guidance_scale", "3"]
     saved = evaluate(tmp_path, *guided, name="guided")[1]
@@ -154,9 +153,7 @@ def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_i
 
     metrics, saved = evaluate(tmp_path, *command, "--clip_rerank", "3", "--temperature", "1", name="reranked")
     guide = Guide(clip, seen[2:4], tokenizer)
-    state = int(np.random.SeedSequence([0, 1]).generate_state(1)[0])  # of the second batch
-    text = model.generate(images[2:4], length=4, samples=3, rerank=True, guide=guide,
-                          sampling=Sampling(1.0, generator=torch.Generator().manual_seed(state)))
+    text = of_the_second_batch(model, transform, length=4, samples=3, rerank=True, guide=guide)
     assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
     assert list(saved["clip_texts"].values())[2:4] == guide.texts == [3, 3]
     assert evaluate(tmp_path, *flags(runs, data), name="plain")[0].get("clip_texts_per_caption") is None
@@ -170,18 +167,6 @@ def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
         patch.setattr(Captioner, "generate", None)
         evaluate(tmp_path, *flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale", "1",
                  "--clipscore_model", name, "--clipscore_pretrained", str(copy))
-
-
-def test_coca_is_captioned_by_the_same_task(data, tmp_path, monkeypatch):
-    coca = tiny_coca(vocab_size=49408, context_length=8, image_size=32)
-    transform, tokenizer = open_clip.image_transform(32, is_train=False), open_clip.get_tokenizer("ViT-B-32")
-    monkeypatch.setattr(run_module, "load_model", lambda args: (coca, transform, tokenizer))
-    arguments = ["eval", "--model", "coca_ViT-B-32", "--pretrained", "x", "--dataset", "wds/noise", "--dataset_root",
-                 data, "--task", "captioning", "--batch_size", 3, "--num_workers", 0, "--no_amp", "--quiet",
-                 "--num_beams", "2", "--caption_length", "3"]
-    metrics, saved = evaluate(tmp_path, *arguments)
-    assert len(saved["captions"]) == len(REFERENCES) and saved["decoding"] == {"length": 3, "num_beams": 2}
-    assert 0 < metrics["mean_tokens"] <= 3 and json.loads((tmp_path / "result.json").read_text())["settings"]["length"]
 
 
 def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs, data, tmp_path):

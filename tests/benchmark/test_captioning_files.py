@@ -1,14 +1,13 @@
 """Claims about the files of `clip_benchmark eval --task captioning`: captions, results, journals, and bad inputs."""
 import json
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import make_image, png
-from models import CLIP_CONFIG, add, save_clip, tiny_clip
+from conftest import make_image
+from models import CLIP_CONFIG, captioned_webdataset, save_clip, tiny_clip
 from safetensors.torch import save_file
 from training import run_ranks
 
@@ -52,20 +51,6 @@ def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_pa
     file.write_bytes(file.read_bytes() + b" ")
     with pytest.raises(AssertionError, match="loaded"):
         evaluate(tmp_path, *command)
-
-
-def test_several_lengths_do_not_overwrite_one_another_and_fill_a_table(runs, data, tmp_path):
-    for length in ("3", "auto"):
-        cli.main([*flags(runs, data), "--caption_length", length])
-    results = sorted(p for p in tmp_path.iterdir() if p.suffix == ".json")
-    captions = sorted((tmp_path / "captions").iterdir())
-    assert [p.name for p in captions] == [p.name for p in results]
-    assert [p.name.partition("captioning")[2] for p in results] == ["_caption_length-3.json",
-                                                                    "_caption_length-auto.json"]
-    cli.main(["build", *map(str, tmp_path.glob("*.json")), "--output", "all.csv"])
-    table = markdown([json.loads(p.read_text()) for p in results])
-    assert "| length | B@4 | CIDEr | ROUGE-L | mean length | references |" in table
-    assert "| wds/noise | MDC-ViT-Ti-8 (mdc) |  | 3 | " in table and "|  | auto | " in table
 
 
 def test_the_table_shows_metrics_times_100_and_lengths_as_they_are():
@@ -195,15 +180,9 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
     assert [row["image_id"] for row in results] == [8, 9, 70]
     assert [row["caption"] for row in results] == list(saved["captions"].values())
 
-    numbered = tmp_path / "numbered" / "test"
-    numbered.mkdir(parents=True)
-    (numbered / "nshards.txt").write_text("1")
-    with tarfile.open(numbered / "0.tar", "w") as tar:
-        for i in (3, 1):
-            add(tar, f"k{i}.png", png(i))
-            add(tar, f"k{i}.txt", b"a dog")
-            add(tar, f"k{i}.json", json.dumps({"filename": f"COCO_val2014_{i:012d}.jpg"}).encode())
-    evaluate(tmp_path, *flags(runs, numbered.parent), "--caption_length", 3, *coco)
+    numbered = captioned_webdataset(tmp_path / "numbered", {f"k{i}": (i, "a dog") for i in (3, 1)}, **{
+        f"k{i}": {"filename": f"COCO_val2014_{i:012d}.jpg"} for i in (3, 1)})
+    evaluate(tmp_path, *flags(runs, numbered), "--caption_length", 3, *coco)
     assert [row["image_id"] for row in json.loads((tmp_path / "noise-results.json").read_text())] == [3, 1]
     monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):

@@ -1,6 +1,5 @@
 """Claims about cloze questions: which words are hidden, and how answers of models are counted."""
 import json
-import tarfile
 from io import BytesIO
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from captioned import flags
 from conftest import png
-from models import add
+from models import captioned_webdataset
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import cloze_words
@@ -83,14 +82,8 @@ def by_hand(model, tokenizer, image, question, words):
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    root = tmp_path / "wds"
-    (root / "test").mkdir(parents=True)
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text("1")
-    with tarfile.open(root / "test" / "0.tar", "w") as tar:
-        for i, caption in enumerate(CAPTIONS):
-            add(tar, f"k{i}.png", png(i))
-            add(tar, f"k{i}.txt", f"{caption}\na caption without such words\n".encode())
+    root = captioned_webdataset(tmp_path / "wds", {
+        f"k{i}": (i, f"{caption}\na caption without such words\n") for i, caption in enumerate(CAPTIONS)})
     (tmp_path / "words.json").write_text(json.dumps(WORDS))
     return root
 

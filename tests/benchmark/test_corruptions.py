@@ -1,11 +1,10 @@
 """Claims about corrupted images.    pytest tests/benchmark/test_corruptions.py"""
 import json
-import tarfile
 
 import pytest
 import torch
-from conftest import make_image, png
-from models import add, labelled_webdataset, order_data, save_clip
+from conftest import make_image
+from models import captioned_webdataset, labelled_webdataset, order_data, save_clip
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -71,14 +70,7 @@ def evaluate(tmp_path, runs, name, *arguments) -> dict:
 
 @pytest.fixture
 def captioned(tmp_path):
-    root = tmp_path / "captioned"
-    (root / "test").mkdir(parents=True)
-    (root / "test" / "nshards.txt").write_text("1")
-    with tarfile.open(root / "test" / "0.tar", "w") as tar:
-        for i in range(5):
-            add(tar, f"{i}.png", png(i))
-            add(tar, f"{i}.txt", b"a red square")
-    return root
+    return captioned_webdataset(tmp_path / "captioned", {str(i): (i, "a red square") for i in range(5)})
 
 
 def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, captioned, tmp_path, monkeypatch):
@@ -91,14 +83,11 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
     with monkeypatch.context() as patch:
         patch.setattr(corruptions, "parse", lambda spec: pytest.fail("has been corrupted already"))
         clean = evaluate(tmp_path, runs, "clean", *command, *clip)
-    beforehand = tmp_path / "beforehand"
-    (beforehand / "test").mkdir(parents=True)
-    (beforehand / "test" / "nshards.txt").write_text("1")
-    with tarfile.open(beforehand / "test" / "0.tar", "w") as tar:
-        for i in range(5):
-            parse("gaussian_noise:5")(make_image(i)).save(tmp_path / "x.png")
-            add(tar, f"{i}.png", (tmp_path / "x.png").read_bytes())
-            add(tar, f"{i}.txt", b"a red square")
+    samples = {}
+    for i in range(5):
+        parse("gaussian_noise:5")(make_image(i)).save(tmp_path / "x.png")
+        samples[str(i)] = (tmp_path / "x.png").read_bytes(), "a red square"
+    beforehand = captioned_webdataset(tmp_path / "beforehand", samples)
     evaluate(tmp_path, runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
     captions = {name: json.loads((tmp_path / "captions" / f"{name}.json").read_text())["captions"]
                 for name in ("noisy", "clean", "same")}

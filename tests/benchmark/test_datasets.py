@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from case_files import TRANSFORM, save_image, save_json
-from conftest import SHARED, needs_data
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -13,8 +12,6 @@ from clip_benchmark_ext.datasets import known
 from clip_benchmark_ext.selection_datasets import build_dataset, find_row
 
 DATASETS = known.names("selection", "captions", "classes")
-
-needs_sugarcrepe = needs_data("sugarcrepe/rows_with_image.json")  # a part of it, counted below
 
 
 def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
@@ -46,14 +43,6 @@ def test_grey_images_become_three_equal_channels(tmp_path):
     image, _ = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)[2]
     assert image.shape == (3, 8, 8)
     assert torch.allclose(image, torch.full((3, 8, 8), 60 / 255))
-
-
-def test_batches_hold_stacked_images_and_lists_of_texts_in_the_order_of_the_cases(tmp_path):
-    rows = list(sugar_crepe(tmp_path).values())
-    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)
-    batches = list(DataLoader(dataset, batch_size=2, collate_fn=dataset.collate_fn))
-    assert [images.shape for images, _ in batches] == [(2, 3, 8, 8), (1, 3, 8, 8)]
-    assert [texts for _, batch in batches for texts in batch] == [[r["caption"], r["negative_caption"]] for r in rows]
 
 
 def test_rows_with_image_restricts_the_set_and_the_number_left_out_is_told(tmp_path, caplog):
@@ -184,28 +173,3 @@ def test_valse_keeps_rows_that_two_annotators_confirmed(tmp_path):
         build_dataset("valse/existence", tmp_path)
 
 
-# ---- the real SugarCrepe files ------------------------------------------------------------------------------------
-
-ROWS = {"add_att": (692, 62), "add_obj": (2062, 221), "replace_att": (788, 90), "replace_obj": (1652, 173),
-        "replace_rel": (1406, 139), "swap_att": (666, 56), "swap_obj": (245, 23)}  # all rows, rows with an image
-
-
-@needs_sugarcrepe
-def test_the_real_sugar_crepe_has_7511_rows_of_which_764_have_an_image_here(caplog):
-    folder = SHARED / "sugarcrepe"
-    counts, images = {}, {}
-    for subset in ROWS:
-        dataset = build_dataset(f"sugar_crepe/{subset}", folder)
-        rows = json.loads((folder / f"{subset}.json").read_text())
-        counts[subset] = (len(dataset) + dataset.facts["cases_left_out"], len(dataset))
-        for case in dataset.cases:
-            assert case.captions == (rows[case.key]["caption"], rows[case.key]["negative_caption"])
-            images.setdefault(case.images[0], (dataset, dataset.cases.index(case)))
-    assert counts == ROWS
-    assert sum(all_rows for all_rows, _ in counts.values()) == 7511
-    assert sum(here for _, here in counts.values()) == 764
-    assert len(images) == 147
-    for dataset, index in images.values():  # each image of each case opens, once
-        image, _ = dataset[index]
-        assert image.mode == "RGB" and min(image.size) >= 200
-    assert caplog.text.count("not the full data set") == 7

@@ -2,21 +2,13 @@
 
 import json
 import math
-from pathlib import Path
 
-import open_clip
 import pytest
 import torch
-from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import linear_probe as upstream
-from conftest import SHARED, needs_data
-from open_clip.model import CLIP
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
-import open_clip_mdc
-from clip_benchmark_ext import cli
-from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.tasks import linear_probe
 from clip_benchmark_ext.tasks.linear_probe import (
     best_weight_decay,
@@ -197,28 +189,3 @@ def test_classes_that_only_the_test_set_has_are_no_classes_of_the_probe(tmp_path
     result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), None, clusters(80, 3, 0.02)), save_probe=str(path))
     assert load_file(path)["weight"].shape == (6, WIDTH)
     assert result["lp_acc1"] == pytest.approx(0.75, abs=0.02)  # 6 of 8 classes are known
-
-
-CIFAR10 = SHARED / "probe" / "cifar10"
-
-
-@needs_data("probe/cifar10/train/0.tar")
-@pytest.mark.parametrize("feature", ["pooled", "cls"])
-def test_the_command_probes_a_clip_model_on_real_images_on_the_cpu(monkeypatch, tmp_path, feature):
-    torch.manual_seed(0)
-    model = CLIP(24, dict(image_size=16, patch_size=8, width=32, layers=1, head_width=16),
-                 dict(context_length=8, vocab_size=32, width=16, heads=2, layers=1))
-    transform = open_clip.image_transform(16, is_train=False)
-    build = builder.build_dataset
-    monkeypatch.setattr(run_module, "load_model", lambda args: (model, transform, None))
-    monkeypatch.setattr(builder, "build_dataset", lambda *args, **options: build(*args, **options).slice(300))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["clip_benchmark"])
-    cli.main(["eval", "--dataset", "wds/cifar10", "--dataset_root", str(CIFAR10), "--task", "linear_probe",
-              "--num_workers", "0", "--output", "result.json", "--model", "tiny", "--pretrained", "none", "--no_amp",
-              "--quiet", "--feature", feature])
-    open_clip_mdc.unregister()
-    result = json.loads(Path("result.json").read_text())["metrics"]
-    assert 0.1 < result["lp_acc1"] < result["lp_acc5"] <= 1  # a random network's features still beat chance
-    assert result["epochs"] == 10 and result["fewshot_k"] == -1 and result["feature"] == feature
-    assert sorted(p.name.split("-")[0] for p in Path("features").iterdir()) == ["test", "train"]

@@ -1,12 +1,6 @@
-"""Claims about SugarCrepe++, BiVLC, What'sUp, COLA, NegBench, ColorSwap and MMVP-VLM: rendered scenes in their layouts.
-
-The true captions of a scene are derived from its coordinates, by other code than the readers under test.
-"""
+"""Claims about SugarCrepe++, BiVLC, What'sUp, COLA, NegBench, ColorSwap and MMVP-VLM: cases in their layouts."""
 import csv
 import json
-import random
-from dataclasses import asdict, replace
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -14,169 +8,142 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from case_files import save_json
-from PIL import ImageChops
+from conftest import make_image, png
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics.selection_metrics import selection_metrics
 from clip_benchmark_ext.metrics.statements import statement_metrics
 from clip_benchmark_ext.selection_datasets import build_dataset, find_row
-from open_clip_mdc.scenes.drawing import render
-from open_clip_mdc.scenes.plain import RELATIONS, World, caption, draw_pair
 
 COUNT = 6
 TWO_IMAGES = ("bivlc", "cola", "colorswap", "mmvp_vlm")
 NAMES = ("sugar_crepe_pp/swap_obj", "whatsup/controlled_images_a", "whatsup/coco_qa_one_obj", "whatsup/vg_qa_two_obj",
          "negbench/coco", *TWO_IMAGES)
+TRUE, FALSE = ([f"{word} {i}" for i in range(COUNT)] for word in ("right", "wrong"))
+PAIRS = list(zip(range(COUNT), TRUE, FALSE, strict=True))
 
 
-def is_true(text: str, scene) -> bool:
-    text = text.removeprefix("a photo of ")
-    objects = [asdict(item) for item in scene.objects]
-    axis = max("xy", key=lambda axis: abs(objects[0][axis] - objects[1][axis]))
-    first, second = (f"a {item['colour']} {item['shape']}" for item in sorted(objects, key=lambda item: item[axis]))
-    before, after = {"x": ("left of", "right of"), "y": ("up above", "down below")}[axis]
-    return text in (f"{first} {before} {second}", f"{second} {after} {first}")
+def picture(path: Path, number: int) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make_image(number).save(path, "PNG")  # without losses, whatever the suffix says
+    return path.name
 
 
-class Files:
-    """A data set of COUNT pairs of scenes, a scene and the one with swapped colours, and what its images show."""
+def sugar_crepe_pp(root: Path, subset: str) -> None:
+    save_json(root / f"{subset}.json", [
+        {"id": i, "filename": picture(root / f"val2017/{i:012d}.png", i), "caption": true, "caption2": f"too {i}",
+         "negative_caption": false} for i, true, false in PAIRS])
 
-    def __init__(self, root: Path, name: str):
-        self.root, self.scenes, self.images, rng = root, {}, {}, random.Random(name)
-        self.pairs = []
-        for _ in range(COUNT):
-            scene, true, false = draw_pair(World(), rng)
-            a, b = scene.objects
-            other = replace(scene, objects=(replace(a, colour=b.colour), replace(b, colour=a.colour)))
-            assert caption(other.objects, other.relation) == false["swap_att"]
-            self.pairs.append((scene, other, true, false))
-        self.rng = rng
-        getattr(self, name.partition("/")[0])(*name.split("/")[1:])
 
-    def save(self, name: str, scene) -> str:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.images[path.name] = render(scene, 32, self.rng)
-        self.images[path.name].save(path)
-        self.scenes[path.name] = scene
-        return name
+def whatsup(root: Path, subset: str) -> None:
+    if subset == "controlled_images_a":
+        rows = [{"image_path": "data/controlled_images/" + picture(
+            root / f"controlled_images/mug{i}_{('on', 'left_of')[i % 2]}_plate.jpeg", i),
+            "caption_options": [true, false, "x", "y"]} for i, true, false in PAIRS]
+        return save_json(root / "controlled_images_dataset.json", rows)
+    coco = subset == "coco_qa_one_obj"
+    for i in range(COUNT):
+        picture(root / (f"val2017/{i:012d}.jpg" if coco else f"vg_images/23{i}.jpg"), i)
+    save_json(root / f"{subset}.json", [[i if coco else f"23{i}", true, false] for i, true, false in PAIRS])
 
-    def sugar_crepe_pp(self, subset):
-        save_json(self.root / f"{subset}.json", [
-            {"id": i, "filename": Path(self.save(f"val2017/{i:012d}.png", scene)).name, "caption": true,
-             "caption2": "a {1} {2} a {0}".format(*(item.noun for item in scene.objects), RELATIONS[scene.relation]),
-             "negative_caption": false["swap_att"]} for i, (scene, _, true, false) in enumerate(self.pairs)])
 
-    def whatsup(self, subset):
-        rows = []
-        for i, (scene, _, true, false) in enumerate(self.pairs):
-            place = scene.relation.replace("up above", "on").replace(" ", "_")
-            if subset == "controlled_images_a":
-                image = self.save(f"controlled_images/mug{i}_{place}_plate.jpeg", scene)
-                rows.append({"image_path": f"data/{image}", "caption_options": [true, *false.values()]})
-            else:
-                number, folder = (i, "val2017") if subset == "coco_qa_one_obj" else (f"23{i}", "vg_images")
-                self.save(f"{folder}/{i:012d}.jpg" if folder == "val2017" else f"{folder}/{number}.jpg", scene)
-                rows.append([number, true, false["replace_rel"]])
-        file = "controlled_images_dataset" if subset == "controlled_images_a" else subset
-        save_json(self.root / f"{file}.json", rows)
+def negbench(root: Path, subset: str) -> None:
+    root.mkdir(exist_ok=True)
+    with (root / "COCO_val_mcq_llama3.1_rephrased.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image_path", "correct_answer", *(f"caption_{i}" for i in range(4)), "correct_answer_template"])
+        for i, true, false in PAIRS:
+            captions = [false, "x", "y"]
+            captions.insert(i % 4, true)
+            image = picture(root / f"val2017/{i:012d}.png", i)
+            kind = ("positive", "negative", "hybrid")[i % 3]
+            rows.writerow([f"data/coco/images/val2017/{image}", i % 4, *captions, kind])
 
-    def negbench(self, subset):
-        self.root.mkdir(exist_ok=True)
-        with (self.root / "COCO_val_mcq_llama3.1_rephrased.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["image_path", "correct_answer", *(f"caption_{i}" for i in range(4)),
-                           "correct_answer_template"])
-            for i, (scene, _, true, false) in enumerate(self.pairs):
-                captions = list(false.values())
-                captions.insert(i % 4, true)
-                image = self.save(f"val2017/{i:012d}.png", scene)
-                kind = ("positive", "negative", "hybrid")[i % 3]
-                rows.writerow([f"data/coco/images/{image}", i % 4, *captions, kind])
 
-    def bivlc(self):
-        def cell(scene, name):
-            stream = BytesIO()
-            self.images[name] = render(scene, 32, self.rng)
-            self.images[name].save(stream, "PNG")
-            self.scenes[name] = scene
-            return {"bytes": stream.getvalue(), "path": None}
+def bivlc(root: Path) -> None:
+    (root / "data").mkdir(parents=True)
+    for table in range(2):
+        rows = [{"image": {"bytes": png(2 * i), "path": None}, "caption": true,
+                 "negative_image": {"bytes": png(2 * i + 1), "path": None}, "negative_caption": false,
+                 "type": ("swap", "add")[i % 2], "subtype": "att"} for i, true, false in PAIRS[table::2]]
+        pq.write_table(pa.Table.from_pylist(rows), root / f"data/test-0000{table}-of-00002-abc.parquet",
+                       row_group_size=2)
 
-        for table in range(2):
-            file = f"test-0000{table}-of-00002-abc.parquet"
-            rows = []
-            for i, (scene, other, true, false) in enumerate(self.pairs[table::2]):
-                place = f"{file}#{i // 2}.{i % 2}"
-                rows.append({"image": cell(scene, f"{place}.image"), "caption": true,
-                             "negative_image": cell(other, f"{place}.negative_image"),
-                             "negative_caption": false["swap_att"], "type": ("swap", "add")[i % 2], "subtype": "att"})
-            (self.root / "data").mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.Table.from_pylist(rows), self.root / "data" / file, row_group_size=2)
 
-    def cola(self):
-        save_json(self.root / "COLA_multiobjects_matching_benchmark.json", [
-            [f"https://example.org/vg/{Path(self.save(f'images/{i}0.jpg', scene)).name}", true,
-             f"https://example.org/vg/{Path(self.save(f'images/{i}1.jpg', other)).name}", false["swap_att"]]
-            for i, (scene, other, true, false) in enumerate(self.pairs)])
+def cola(root: Path) -> None:
+    def address(i: int, side: int) -> str:
+        return f"https://example.org/vg/{picture(root / f'images/{i}{side}.jpg', 2 * i + side)}"
 
-    def colorswap(self):
-        save_json(self.root / "data" / "test.json", [
-            {"id": i, "caption_1": true, "caption_2": false["swap_att"], "image_source": "midjourney",
-             "image_1": Path(self.save(f"data/images/img_{i}_1.png", scene)).relative_to("data").as_posix(),
-             "image_2": Path(self.save(f"data/images/img_{i}_2.png", other)).relative_to("data").as_posix()}
-            for i, (scene, other, true, false) in enumerate(self.pairs)])
+    save_json(root / "COLA_multiobjects_matching_benchmark.json", [
+        [address(i, 0), true, address(i, 1), false] for i, true, false in PAIRS])
 
-    def mmvp_vlm(self):
-        self.root.mkdir(exist_ok=True)
-        with (self.root / "Questions.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["Question ID", "Type", "Statement"])
-            for i, (scene, other, true, false) in enumerate(self.pairs):
-                pattern = ("Orientation", "Camera Perspective")[i % 2]
-                for number, shown, text in ((2 * i + 1, scene, true), (2 * i + 2, other, false["swap_att"])):
-                    self.save(f"MLLM_VLM Images/{pattern}/{number}.jpg", shown)
-                    rows.writerow([number, pattern, text])
 
-    def nlvr(self, split):
-        rows = []
-        for i, (scene, other, true, _) in enumerate(self.pairs):
-            for m, shown in enumerate((scene, other)):
-                for k in range(6):
-                    self.save(f"images/{i % 2}/{split}-{i}-{m}-{k}.png", shown)
-                rows.append({"sentence": true, "identifier": f"{i}-{m}", "directory": str(i % 2), "evals": {},
-                             "label": str(is_true(true, shown)).lower()})
-        (self.root / f"{split}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+def colorswap(root: Path) -> None:
+    def image(i: int, side: int) -> str:
+        return "images/" + picture(root / f"data/images/img_{i}_{side + 1}.png", 2 * i + side)
 
-    def truth(self, case: Case) -> np.ndarray:
-        """Score 1 where a caption is true of an image, 0 where it is not: [C], or [I, C] of two images."""
-        scores = np.array([[float(is_true(text, self.scenes[image.name])) for text in case.captions]
-                           for image in case.images])
-        return scores if len(scores) > 1 else scores[0]
+    save_json(root / "data" / "test.json", [
+        {"id": i, "caption_1": true, "caption_2": false, "image_source": "midjourney", "image_1": image(i, 0),
+         "image_2": image(i, 1)} for i, true, false in PAIRS])
+
+
+def mmvp_vlm(root: Path) -> None:
+    root.mkdir(exist_ok=True)
+    with (root / "Questions.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["Question ID", "Type", "Statement"])
+        for i, *texts in PAIRS:
+            pattern = ("Orientation", "Camera Perspective")[i % 2]
+            for side, text in enumerate(texts):
+                picture(root / f"MLLM_VLM Images/{pattern}/{2 * i + side + 1}.jpg", 2 * i + side)
+                rows.writerow([2 * i + side + 1, pattern, text])
+
+
+def nlvr(root: Path, split: str) -> None:
+    """Each sentence is true of six images and false of six others."""
+    rows = []
+    for i, true, _ in PAIRS:
+        for m in range(2):
+            for k in range(6):
+                picture(root / f"images/{i % 2}/{split}-{i}-{m}-{k}.png", 2 * i + m)
+            rows.append({"sentence": true, "identifier": f"{i}-{m}", "directory": str(i % 2), "evals": {},
+                         "label": ("true", "false")[m]})
+    (root / f"{split}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+MAKERS = {make.__name__: make for make in (sugar_crepe_pp, whatsup, negbench, bivlc, cola, colorswap, mmvp_vlm, nlvr)}
+
+
+def write_files(root: Path, name: str) -> None:
+    """Write COUNT cases. Image i shows what caption i says, and of two images 2 i and 2 i + 1 each shows its own."""
+    kind, *subset = name.split("/")
+    MAKERS[kind](root, *subset)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_knows_what_is_true_is_right_in_every_case_and_who_lies_in_none(tmp_path, name):
-    files = Files(tmp_path / "set", name)
+def test_each_case_has_its_images_and_captions_the_right_ones_first(tmp_path, name):
+    write_files(tmp_path / "set", name)
     dataset = build_dataset(name, tmp_path / "set")
     assert len(dataset) == COUNT and dataset.facts == {"cases_left_out": 0}
-    assert [len(case.images) for case in dataset.cases] == [1 + (name in TWO_IMAGES)] * COUNT
-    scores = [files.truth(case) for case in dataset.cases]
-    metrics, _ = selection_metrics(dataset.metric, {"plain": scores, "blind": [-s for s in scores]}, dataset.cases)
-    for number in ("text_acc", *(("image_acc", "acc") if name in TWO_IMAGES else ())):
-        assert metrics[number] == 1 and metrics[f"{number}_blind"] == 0
+    two, seen, scores = name in TWO_IMAGES, set(), []
     for case, (images, captions) in zip(dataset.cases, dataset, strict=True):
-        images = images if isinstance(images, list) else [images]
-        for image, source in zip(images, case.images, strict=True):
-            unlike = {name: np.asarray(ImageChops.difference(image, drawn), dtype=float).mean()
-                      for name, drawn in files.images.items()}
-            assert min(unlike, key=unlike.get) == source.name  # but for JPEG's losses it is 0
-        assert list(case.captions) == captions
+        texts = [caption.removeprefix("a photo of ") for caption in captions]
+        i = TRUE.index(texts[0])
+        seen.add(i)
+        assert len(case.images) == 1 + two and list(case.captions) == captions and FALSE[i] in texts[case.right:]
+        expected = [make_image(2 * i), make_image(2 * i + 1)] if two else [make_image(i)]
+        assert [x.tobytes() for x in (images if two else [images])] == [x.tobytes() for x in expected]
+        scores.append(np.eye(2) if two else np.array([float(text in (TRUE[i], f"too {i}")) for text in texts]))
+    metrics, _ = selection_metrics(dataset.metric, {"plain": scores, "blind": [-s for s in scores]}, dataset.cases)
+    for number in ("text_acc", *(("image_acc", "acc") if two else ())):
+        assert metrics[number] == 1 and metrics[f"{number}_blind"] == 0
+    assert len(seen) == COUNT
 
 
 @pytest.mark.parametrize("name", ["sugar_crepe_pp/swap_obj", "whatsup/controlled_images_a", "bivlc"])
 def test_every_set_is_scored_by_the_command_plain_blind_and_debiased(runs, clip_benchmark, tmp_path, name):
-    Files(tmp_path / "set", name)
+    write_files(tmp_path / "set", name)
     cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", name, "--dataset_root",
               str(tmp_path / "set"), "--num_workers", "0", "--quiet", "--output", "result.json"])
     metrics = json.loads(Path("result.json").read_text())["metrics"]
@@ -205,11 +172,10 @@ def test_a_statement_is_taken_for_true_if_the_image_makes_it_more_probable():
 
 
 def test_statements_of_nlvr_are_judged_one_by_one(runs, clip_benchmark, tmp_path):
-    files = Files(tmp_path / "set", "nlvr/dev")
+    nlvr(tmp_path / "set", "dev")
     dataset = build_dataset("nlvr/dev", tmp_path / "set")
-    assert len(dataset) == 12 * COUNT and dataset[0][1] == [files.pairs[0][2]]
-    truth = [files.truth(case) for case in dataset.cases]
-    assert [case.right for case in dataset.cases] == [int(score[0]) for score in truth]
+    assert len(dataset) == 12 * COUNT and dataset[0][1] == [TRUE[0]]
+    assert all(case.right == (case.images[0].name.split("-")[2] == "0") for case in dataset.cases)
     cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "nlvr/dev", "--dataset_root",
               str(tmp_path / "set"), "--num_workers", "0", "--quiet", "--output", "result.json"])
     metrics = json.loads(Path("result.json").read_text())["metrics"]
@@ -267,7 +233,7 @@ def test_the_numbers_of_each_kind_are_the_metrics_of_its_cases():
     ("nlvr/dev", "dev.json", '"true"', '"maybe"', "row 0: label is 'maybe'"),
 ])
 def test_a_damaged_row_is_named(tmp_path, name, file, old, new, words):
-    Files(tmp_path, name)
+    write_files(tmp_path, name)
     path = tmp_path / file
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises((ValueError, FileNotFoundError), match=words):

@@ -3,6 +3,7 @@ import json
 import os
 import random
 from collections import Counter
+from itertools import permutations
 
 import pytest
 from case_files import TRANSFORM, save_image, save_json
@@ -40,38 +41,26 @@ def test_captions_are_split_as_the_penn_treebank_does(text, tokens):
     assert perturb.treebank_tokenizer()(text) == tokens.split()
 
 
-def all_outcomes(function, tokens, count=600):
+def orders(*parts: str) -> list[str]:
+    return [" ".join(order) for order in permutations(parts)]
+
+
+SHUFFLED = {  # a function of perturb, its argument, and all that may come of it
+    "shuffle_nouns_and_adj": (tag_by_hand("the big dog sees a red cat on mats"), {
+        f"the {j} {x} sees a {k} {y} on {z}" for j, k in permutations(("big", "red"))
+        for x, y, z in permutations(("dog", "cat", "mats"))}),
+    "shuffle_allbut_nouns_and_adj": (tag_by_hand("the big dog sees a cat"), {
+        f"{x} big dog {y} {z} cat" for x, y, z in permutations(("the", "sees", "a"))}),
+    "shuffle_within_trigrams": ("a b c d e".split(), {f"{x} {y}" for x in orders(*"abc") for y in orders(*"de")}),
+    "shuffle_trigrams": ("a b c d e f g".split(), set(orders("a b c", "d e f", "g"))),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+def test_a_shuffle_gives_each_of_its_orders_and_no_other(name):
+    tokens, expected = SHUFFLED[name]
     rng = random.Random(0)
-    return {function(tokens, rng) for _ in range(count)}
-
-
-def test_nouns_and_adjectives_are_permuted_among_their_own_places_only():
-    tagged = tag_by_hand("the big dog sees a red cat on mats")
-    adjectives = [("big", "red"), ("red", "big")]
-    nouns = [("dog", "cat", "mats"), ("dog", "mats", "cat"), ("cat", "dog", "mats"), ("cat", "mats", "dog"),
-             ("mats", "dog", "cat"), ("mats", "cat", "dog")]
-    expected = {f"the {j} {x} sees a {k} {y} on {z}" for j, k in adjectives for x, y, z in nouns}
-    assert all_outcomes(perturb.shuffle_nouns_and_adj, tagged) == expected
-
-
-def test_all_but_nouns_and_adjectives_leaves_those_in_place():
-    outcomes = all_outcomes(perturb.shuffle_allbut_nouns_and_adj, tag_by_hand("the big dog sees a cat"))
-    assert outcomes == {f"{x} big dog {y} {z} cat" for x, y, z in [
-        ("the", "sees", "a"), ("the", "a", "sees"), ("sees", "the", "a"), ("sees", "a", "the"), ("a", "the", "sees"),
-        ("a", "sees", "the")]}
-
-
-def test_shuffling_within_trigrams_moves_no_token_to_another_trigram():
-    outcomes = all_outcomes(perturb.shuffle_within_trigrams, "a b c d e".split())
-    assert len(outcomes) == 6 * 2
-    assert all(sorted(outcome.split()[:3]) == ["a", "b", "c"] for outcome in outcomes)
-
-
-def test_shuffling_trigrams_keeps_each_of_them_whole():
-    outcomes = all_outcomes(perturb.shuffle_trigrams, "a b c d e f g".split())
-    blocks = ("a b c", "d e f", "g")
-    assert outcomes == {" ".join(blocks[i] for i in order) for order in [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0),
-                                                                         (2, 0, 1), (2, 1, 0)]}
+    assert {getattr(perturb, name)(tokens, rng) for _ in range(600)} == expected
 
 
 def test_captions_with_one_noun_or_one_trigram_yield_duplicates_of_the_right_caption():

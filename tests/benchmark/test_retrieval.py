@@ -1,13 +1,12 @@
 """Claims about retrieval by likelihood, by the real command. Ranks are counted by hand from one pair at a time."""
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_image, png
-from models import WORDS, add, save_clip
+from conftest import make_image
+from models import WORDS, captioned_webdataset, save_clip
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext import resume as resume_module
@@ -28,16 +27,8 @@ KS = (1, 3)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """Nine images with one to three captions each, in two shards."""
-    root = tmp_path_factory.mktemp("data")
-    (root / "test").mkdir()
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text("2")
-    for shard, images in enumerate((range(5), range(5, 9))):
-        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
-            for i in images:
-                add(tar, f"key{i}.png", png(i))
-                add(tar, f"key{i}.txt", "\n".join(CAPTIONS[i]).encode())
-    return root
+    samples = [(f"key{i}", (i, "\n".join(own))) for i, own in enumerate(CAPTIONS)]
+    return captioned_webdataset(tmp_path_factory.mktemp("data"), dict(samples[:5]), dict(samples[5:]))
 
 
 def evaluate(data, *flags, name="result") -> dict:

@@ -223,29 +223,6 @@ def test_a_reader_of_a_plug_in_is_a_row_too(runs, tmp_path):
     assert metrics["cases"] == metrics["facts"] == 1
 
 
-@pytest.mark.parametrize("kind, name, change, words", [
-    ("selections", "mine", {}, "own.json: a field is 'selections' (did you mean selection"),
-    ("captions", "mine", {"colums": {}}, "own.json, captions, mine: a field is 'colums' (did you mean columns"),
-    ("captions", "mine", {"file": None}, "own.json, captions, mine, file is None: it should be a text"),
-    ("captions", "mine", {"form": "xml"}, "captions, mine, form is 'xml': give one of .json, "),
-    ("captions", "mine", {"columns": {"images": ["a"]}}, "captions, mine, columns lacks 'captions'"),
-    ("captions", "mine", {"columns": {"images": "a", "captions": []}}, "columns, images is 'a': it should be a list"),
-    ("captions", "mine", {"subsets": {"a": {"file": 3}}}, "captions, mine/a, file is 3"),
-    ("captions", "docci", {}, "captions, docci: the name has a slash, or is that of another data set"),
-    ("captions", "mine", {"file": "rows.xml"}, "rows.xml needs a form in its row: give one of .json, "),
-    ("classes", "mine", {"columns": {"images": ["a"]}}, "classes, mine, columns lacks 'labels'"),
-    ("selection", "mine", {"metric": "MEAN"}, "selection, mine, metric is 'MEAN': give one of PAIRS, "),
-    ("masked", "mine", {}, "masked, mine: a field is 'file'"),
-])
-def test_a_wrong_row_is_named_in_one_line(runs, tmp_path, kind, name, change, words):
-    write(tmp_path / "data" / "rows.xml", "")
-    row = {"file": "a.csv", "columns": {"images": ["a"], "captions": ["b"]}}
-    write(tmp_path / "own.json", {kind: {name: row | change}})
-    with pytest.raises(SystemExit) as end:
-        evaluate(runs, tmp_path, name, "--datasets", tmp_path / "own.json")
-    assert words in str(end.value) and "\n" not in str(end.value)
-
-
 def test_fields_of_rows_are_those_of_the_code_and_of_our_own_rows():
     fields = read_json(known.PACKAGE / "dataset_fields.json", "dict")
     of_files = [fields[kind]["form"] for kind in ("selection", "captions", "classes")]

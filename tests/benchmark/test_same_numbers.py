@@ -6,8 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import make_image, png
-from models import add, labelled_webdataset, order_data, save_clip
+from conftest import make_image
+from models import captioned_webdataset, labelled_webdataset, order_data, save_clip
 from safetensors.torch import load_file
 
 from clip_benchmark_ext import cli
@@ -38,16 +38,9 @@ def labelled(tmp_path_factory):
     return labelled_webdataset(tmp_path_factory.mktemp("labelled"), ["red", "blue", "green"], ["a {c}"], shards=3)
 
 
-def captioned_webdataset(root: Path) -> Path:
-    (root / "test").mkdir(parents=True)
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text("3")
-    for shard, rows in enumerate((range(5), range(5, 7), range(7, 10))):
-        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
-            for i in rows:
-                add(tar, f"{i}.png", png(i))
-                add(tar, f"{i}.txt", f"a red square {i}\nsomething {i}".encode())
-    return root
+def captioned(root: Path) -> Path:
+    return captioned_webdataset(root, *({str(i): (i, f"a red square {i}\nsomething {i}") for i in rows}
+                                        for rows in (range(5), range(5, 7), range(7, 10))))
 
 
 @pytest.mark.parametrize("task", [
@@ -65,7 +58,7 @@ def test_workers_change_no_number_of_classes(runs, labelled, tmp_path, task):
 
 
 def test_workers_change_no_caption_that_is_drawn_and_no_recall(runs, tmp_path):
-    root = captioned_webdataset(tmp_path / "data")
+    root = captioned(tmp_path / "data")
     name, weights = save_clip(tmp_path)
     found = []
     for workers in WORKERS:
@@ -141,7 +134,7 @@ KINDS = {  # data, flags, and changes of some of its files
     "class names": (lambda root: labelled_webdataset(root, ["red", "dog"], ["a {c}", "b {c}"], 6), PROBE[:2], [
         (lambda path: path.write_text("dog\nred"), "classnames.txt"),
         (lambda path: path.write_text("a {c}\nc {c}"), "zeroshot_classification_templates.txt")]),
-    "captions": (captioned_webdataset, ("--dataset", "wds/x", "--task", "captioning"), [
+    "captions": (captioned, ("--dataset", "wds/x", "--task", "captioning"), [
         (lambda path: path.write_bytes(path.read_bytes().replace(b"red", b"big")), "test/1.tar")]),
     "folders": (class_folders, ("--dataset", "imagenet1k-unverified", *PROBE[2:]), [
         (swap, "val/n0/0.bmp", "val/n1/1.bmp"), (swap, "train/n0/2.bmp", "train/n0/4.bmp")]),
@@ -182,17 +175,3 @@ def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs,
     assert evaluate(*command) == first
     monkeypatch.setattr(run_module, "load_model", fail)
     assert evaluate(*command) == first and caplog.text.count("other data_sha256") == 1
-
-
-def test_kept_features_are_those_of_the_content(runs, tmp_path):
-    """A tar is overwritten with the same size and time, as rsync and container layers do."""
-    root = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"])
-    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/x", "--dataset_root", root, "--task",
-             "linear_probe", "--num_workers", "0", "--feature_root")
-    evaluate(*flags, tmp_path / "kept")
-    with_old_times(rotate_labels, root / "test" / "0.tar")
-    assert evaluate(*flags, tmp_path / "kept")["metrics"] == evaluate(*flags, tmp_path / "fresh")["metrics"]
-    os.utime(root / "test" / "0.tar", (1, 1))
-    kept = sorted(os.listdir(tmp_path / "kept"))
-    evaluate(*flags, tmp_path / "kept")
-    assert sorted(os.listdir(tmp_path / "kept")) == kept and len(kept) == 3

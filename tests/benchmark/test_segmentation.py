@@ -2,7 +2,6 @@
 import io
 import json
 import math
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SHARED, make_image, needs_data, png
-from models import add
+from models import write_tar
 from PIL import Image
 
 from clip_benchmark_ext import cli
@@ -122,15 +121,15 @@ def halves(root: Path, count: int = 24) -> Path:
     colours = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]])
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
-        with tarfile.open(root / f"{split}.tar", "w") as tar:
-            for i in range(count):
-                left, right = generator.permutation(3)[:2]
-                ids = np.where(np.arange(40) < generator.integers(12, 29), left, right)[None].repeat(40, 0)
-                stream = io.BytesIO()
-                Image.fromarray(colours[ids].astype(np.uint8)).save(stream, "PNG")
-                ids[0] = masks.VOID
-                add(tar, f"{i}.png", stream.getvalue())
-                add(tar, f"{i}.mask.png", mask_png(ids))
+        content = {}
+        for i in range(count):
+            left, right = generator.permutation(3)[:2]
+            ids = np.where(np.arange(40) < generator.integers(12, 29), left, right)[None].repeat(40, 0)
+            stream = io.BytesIO()
+            Image.fromarray(colours[ids].astype(np.uint8)).save(stream, "PNG")
+            ids[0] = masks.VOID
+            content |= {f"{i}.png": stream.getvalue(), f"{i}.mask.png": mask_png(ids)}
+        write_tar(root / f"{split}.tar", content)
     (root / "classnames.txt").write_text("red\ngreen\nblue")
     return root
 
@@ -159,7 +158,8 @@ def test_the_command_segments_beside_its_floors(runs, tmp_path):
 @pytest.mark.parametrize("spoil, more, said", [
     (lambda root: (root / "classnames.txt").unlink(), (), "--dataset_root takes a folder with train.tar and test.tar"),
     (lambda root: (root / "classnames.txt").write_text("red\ngreen"), (), "the class 2, but there are 2 classes"),
-    (lambda root: spoilt(root, mask_png(np.zeros((3, 3)))), (), "the image is 40 x 40 pixels and its mask 3 x 3"),
+    (lambda root: write_tar(root / "train.tar", {"x.png": png(0), "x.mask.png": mask_png(np.zeros((3, 3)))}), (),
+     "the image is 40 x 40 pixels and its mask 3 x 3"),
     (lambda root: (root / "test.tar").rename(root / "val.tar"), ("--val_split", "val"), "val is both the validation"),
 ])
 def test_what_is_no_data_for_it_is_said_in_one_line(runs, tmp_path, spoil, more, said):
@@ -167,10 +167,3 @@ def test_what_is_no_data_for_it_is_said_in_one_line(runs, tmp_path, spoil, more,
     with pytest.raises(SystemExit) as end:
         cli.main(flags(runs, tmp_path, *more))
     assert str(end.value).startswith("error: ") and said in str(end.value) and "\n" not in str(end.value)
-
-
-def spoilt(root: Path, mask: bytes | None) -> None:
-    with tarfile.open(root / "train.tar", "a") as tar:
-        add(tar, "x.png", png(0))
-        if mask:
-            add(tar, "x.mask.png", mask)

@@ -8,7 +8,6 @@ import pytest
 from helpers import write_result
 from scipy import stats
 
-from experiments import commands
 from experiments.report import claims
 from experiments.report.results import read_results
 from experiments.report.sides import Measured
@@ -78,6 +77,9 @@ def test_the_judges_answers_are_its_items(tmp_path):
     assert row.finding.basis == "2 seeds of the same trainings, 100 images"
 
 
+# ---- the ledger itself
+
+
 def test_weights_of_items_are_those_of_the_metric(tmp_path):
     """A macro average: two relations of 1 and 3 cases count alike."""
     path = write_result(tmp_path, "image_caption_selection", "MDC-ViT-B-32--cc12m--s0", "aro/vg_relation", 32,
@@ -90,32 +92,6 @@ def test_weights_of_items_are_those_of_the_metric(tmp_path):
     found = Measured(read_results(tmp_path), scales.PAPER).side((cell,))
     assert list(found.items[0].values()) == pytest.approx([25, -100 / 6, -100 / 12])
     assert found.bound is None
-
-
-def test_a_mean_of_three_cells_has_a_third_of_the_errors_of_each(tmp_path):
-    cells = tuple(c for c in TABLES["table2"](scales.SCENES) if c.row == "MDC (heuristic)")
-    right = {cell.evaluation.datasets[0]: np.arange(40 * (i + 1)) % (i + 2) == 0 for i, cell in enumerate(cells)}
-    for cell in cells:
-        dataset, metric = cell.evaluation.datasets[0], cell.evaluation.metric
-        found = right[dataset]
-        path = write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(0), dataset,
-                            commands.last_epoch(scales.SCENES, cell.run), **{metric: found.mean(), "cases": len(found)})
-        (path.parent / "items").mkdir(exist_ok=True)
-        (path.parent / "items" / path.name).write_text(json.dumps(
-            {"images": [f"{dataset} {i}" for i in range(len(found))], "values": {metric: found.astype(int).tolist()}}))
-    side_of = Measured(read_results(tmp_path), scales.SCENES).side(cells)
-    parts = [found.astype(float) for found in right.values()]
-    assert len(parts) == 3 and side_of.numbers[0] == pytest.approx(100 * np.mean([part.mean() for part in parts]))
-    influence = np.concatenate([100 / 3 * (part - part.mean()) / len(part) for part in parts])
-    assert list(side_of.items[0].values()) == pytest.approx(influence)
-    shares = [((part.sum() + 1) / (len(part) + 2), len(part) + 2) for part in parts]
-    assert side_of.bound == pytest.approx(sum((100 / 3) ** 2 * p * (1 - p) / n for p, n in shares))
-
-
-# ---- what has no verdict
-
-
-# ---- the ledger itself
 
 
 def test_the_ledger_is_of_the_papers_claims():

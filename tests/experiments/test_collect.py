@@ -5,7 +5,6 @@ import math
 
 import pytest
 from helpers import place, write_result
-from matplotlib.figure import Figure
 
 from experiments import commands
 from experiments import run as runner
@@ -126,24 +125,6 @@ def test_a_table_without_rows_at_a_scale_is_refused_and_left_empty_among_others(
     assert collect.collect(scale, place(tmp_path), [name, others])[name] == f"no rows at {scale.name}\n"
 
 
-@pytest.mark.parametrize("name, rows, amounts", [
-    ("figure5", {"MDC-ViT-Ti-8--short-1of8": 0.5, "MDC-ViT-Ti-8--short": 0.6}, ["2,500", "20,000"]),
-    ("figure4", {"BERT-ViT-Ti-8-r15--short": 0.5, "Parallel-ViT-Ti-8--short": 0.6}, [15, 100])])
-def test_a_figure_draws_floors_as_levels_and_not_as_amounts(tmp_path, monkeypatch, name, rows, amounts):
-    for run, accuracy in rows.items():
-        write_result(tmp_path, "linear_probe", f"{run}--s0", "wds/probe", lp_acc1=accuracy)
-    for cell in TABLES["floors"](scales.SCENES):
-        write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(0), "wds/probe", lp_acc1=0.3)
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    collect.collect(scales.SCENES, place(tmp_path), [name])
-    (axes,) = drawn[0].axes
-    line = axes.containers[0].lines[0]
-    assert (list(line.get_xdata()), list(line.get_ydata())) == (amounts, [50, 60])
-    levels = {level.get_label(): list(level.get_ydata()) for level in axes.get_lines() if level.get_linestyle() == ":"}
-    assert levels == {"pixels": [30, 30], "untrained network": [30, 30]}
-
-
 def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
     name, kind = "MDC-ViT-B-32--cc12m--s{}", "image_caption_selection"
     for seed, (att, obj) in enumerate(((0.7, 0.5), (0.9, None))):
@@ -153,27 +134,3 @@ def test_a_mean_over_subsets_needs_all_of_them_from_the_same_seed(tmp_path):
     cell = next(c for c in TABLES["table2"](scales.PAPER)
                 if (c.row, c.column) == ("MDC (heuristic)", "SugarCrepe swap, micro"))
     assert values(read_results(tmp_path), scales.PAPER, cell) == {0: pytest.approx(60)}
-
-
-@pytest.mark.parametrize("name, metrics, shown", [
-    ("table7", {"CIDEr": 4.2, "exact_match": 0.25, "clip_texts_per_caption": 21.5}, ["**420.0**", "**25.0**", "21.5"]),
-    ("figure8", {"phrase_recall": 0.125, "exact_match": 0.5}, ["12.5", "50.0"]),
-    ("figure9", {"CIDEr": 3.0, "hallucinating_captions": 0.2}, ["300.0", "20.0"]),
-    ("figure10", {"CIDEr": 2.0, "div_2": 0.6}, ["200.0", "60.0"]),
-    ("figure11", {"CIDEr": 2.5, "exact_match": 0.1}, ["**250.0**", "**10.0**"]),
-    ("table8", {"lp_acc1": 0.75}, ["**75.0**"])])
-def test_results_of_tables_beside_the_papers_are_found_where_their_commands_leave_them(tmp_path, name, metrics, shown):
-    """Each figure and table has one result, of a run with seed 3. Each figure has a plot."""
-    cells = list(TABLES[name](scales.SCENES))
-    one = next(cell for cell in cells if cell.evaluation.guide) if name == "table7" else cells[0]
-    run = one.run.name(3)
-    write_result(tmp_path, commands.variant(one.evaluation), run, one.evaluation.datasets[0],
-                 commands.last_epoch(scales.SCENES, one.run), **metrics)
-    if name == "figure8":  # two data sets
-        other = next(cell for cell in cells if cell.column == "MDC, others")
-        write_result(tmp_path, commands.variant(other.evaluation), run, other.evaluation.datasets[0],
-                     commands.last_epoch(scales.SCENES, one.run), **metrics)
-    page = collect.collect(scales.SCENES, place(tmp_path), [name])[name]
-    (line,) = [line for line in page.splitlines() if line.startswith(f"| {one.row} |")]
-    assert all(f"| {number} |" in line for number in shown), line
-    assert (tmp_path / "tables" / f"{name}.png").exists() == name.startswith("figure")

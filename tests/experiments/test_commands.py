@@ -240,10 +240,11 @@ def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_s
     assert sized[sized.index("--force-image-size") + 1] == "64"
 
 
-@pytest.mark.parametrize("scale", ["scenes", "flickr8k"])
+@pytest.mark.parametrize("scale", ["scenes", "flickr8k", "photos"])
 def test_evaluations_of_other_flags_have_other_folders(scale):
     """Also where a flag is a path, or a CLIP model scores."""
-    evaluations = commands.evaluations(runner.cells_of(scales.SCALES[scale], list(TABLES)))
+    tables = scales.SCALES[scale].tables or TABLES
+    evaluations = commands.evaluations(runner.cells_of(scales.SCALES[scale], list(tables)))
     places = [(commands.variant(e), e.root, e.datasets) for e, _ in evaluations]
     assert len(set(places)) == len(places) and all("/" not in variant and " " not in variant for variant, *_ in places)
 

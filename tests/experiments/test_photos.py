@@ -72,11 +72,6 @@ def test_the_recipe_is_chosen_on_validation_photographs(tmp_path):
         f"- {row.replace('validation', 'test')}\n" for row in first.values()))
 
 
-def test_validation_and_test_photographs_have_results_of_their_own():
-    evaluations = commands.evaluations(list(photos.photos(scales.PHOTOS)))
-    assert len({(commands.variant(e), e.datasets) for e, _ in evaluations}) == len(evaluations) == 22
-
-
 def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path):
     found = {need.what: need.fetch for need in preflight.training_data(
         scales.PHOTOS, ["photos"], [photos.run_of(scales.PHOTOS, "MDC")], [0], place(tmp_path / "data"))}

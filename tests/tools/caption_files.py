@@ -37,6 +37,12 @@ def seven_images(folder: Path) -> Path:
     return folder
 
 
+def folder(tmp_path, monkeypatch) -> Path:
+    """Seven images in the working directory: a fixture."""
+    monkeypatch.chdir(tmp_path)
+    return seven_images(tmp_path)
+
+
 def run(*argv) -> str | None:
     """The tool's complaint, None if it has none."""
     out = () if "--out" in argv else ("--out", "captions.jsonl")  # the same again: the default would be another

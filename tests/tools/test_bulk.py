@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, complaint_of, png, run_folder, wait_for
+from conftest import complaint_of, png, run_folder, wait_for
 from PIL import Image
 
-from open_clip_mdc import cli
 from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import checkpoints
@@ -256,24 +255,6 @@ def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
     assert make_once(target, lambda part: part.write_text("whole"), False)
     assert make_once(target, write, False)  # there already
     assert target.read_text() == "whole"
-
-
-def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):
-    whole = tmp_path / "whole"
-    argv = ["caption", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "1", shards(place),
-            "--length", "4", "--temperature", "1"]
-    cli.main([*argv, "--out", str(whole)])
-    out = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *argv, "--out", str(out)],
-                               stderr=subprocess.DEVNULL, cwd=REPO)
-    wait_for(lambda: list(out.glob("*.parquet")) or process.poll() is not None)
-    process.kill()
-    process.wait()
-    assert len(list(out.glob("*.parquet"))) < 5
-    cli.main([*argv, "--out", str(out)])
-    assert contents(out) == contents(whole)
-    keys = [key for path in sorted(out.glob("*.parquet")) for key in pq.read_table(path)["key"].to_pylist()]
-    assert keys == [f"key{i}" for _ in range(4) for i in range(5)]
 
 
 def test_ray_makes_what_local_processes_make(place, tmp_path):

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import caption_files
 import open_clip
 import pytest
 import torch
-from caption_files import NAMES, PATHS, Page, encoded, lines, run, scene, seven_images
+from caption_files import NAMES, PATHS, Page, encoded, lines, run, scene
 from conftest import make_image, run_folder
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
@@ -26,7 +27,7 @@ from open_clip_mdc.cli import page as report
 from open_clip_mdc.data import images
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.integration import checkpoints
-from open_clip_mdc.text.special_tokens import decode_captions, decode_tokens, eot_id, mask_id, sot_id
+from open_clip_mdc.text.special_tokens import decode_captions, decode_tokens
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Seven images in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    return seven_images(tmp_path)
+folder = pytest.fixture(caption_files.folder)
 
 
 def facts():
@@ -151,29 +148,6 @@ def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path):
 def test_the_title_names_a_captioner_of_a_folder_without_the_folder_it_is_in(folder):
     run("x1.png", "--html", "p.html")  # by the package's own
     assert Page(Path("p.html").read_text()).texts["h1"] == ["Captions by photo"]
-
-
-def test_steps_and_probabilities_are_those_of_the_model(runs, folder):
-    """The first step by a look at a hidden caption, the last by one in which only its token is hidden."""
-    run("--pretrained", runs / "mdc", "x1.png", "--length", "6", "--repeats", "allow")
-    model, transform, tokenizer = loaded(runs / "mdc")
-    (row,) = lines()
-    tokens = row["tokens"]
-    assert sorted(token["step"] for token in tokens) == list(range(6))
-    size, image = model.vocab_size, transform(scene(2))[None]
-    hidden = torch.tensor([[sot_id(size), *[mask_id(size)] * 6, eot_id(size)]])
-    log_probs = model.logits(image, hidden).detach()[0, 1:7].log_softmax(1)
-    full, best = log_probs[:, :sot_id(size)].max(1)
-    first = int(full.argmax())
-    assert tokens[first]["step"] == 0
-    assert tokens[first]["token"] == decode_tokens([int(best[first])], tokenizer)[0]
-    assert tokens[first]["log_prob"] == pytest.approx(float(full[first]), abs=1e-5)
-    text = model.generate(image, length=6)
-    last = next(i for i, token in enumerate(tokens) if token["step"] == 5)
-    masked = text.clone()
-    masked[0, last + 1] = mask_id(size)
-    log_prob = model.logits(image, masked).detach()[0, last + 1].log_softmax(0)[text[0, last + 1]]
-    assert tokens[last]["log_prob"] == pytest.approx(float(log_prob), abs=1e-5)
 
 
 def test_a_caption_written_left_to_right_adds_up_to_its_likelihood_with_its_end(runs, folder):

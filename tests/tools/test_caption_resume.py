@@ -11,18 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import caption_files
 import pytest
-from caption_files import NAMES, PATHS, lines, run, scene, seven_images
+from caption_files import NAMES, PATHS, lines, run, scene
 
 from open_clip_mdc.data import images
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Seven images in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    return seven_images(tmp_path)
+folder = pytest.fixture(caption_files.folder)
 
 
 def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, folder):

@@ -39,18 +39,6 @@ class Bytes(TorchDispatchMode):
         self.now -= size
 
 
-def test_bytes_are_those_alive_at_the_peak():
-    with Bytes() as watch:
-        kept = torch.ones(1000, 256)  # 1,024,000 bytes
-        assert watch.peak == 1_024_000
-        for _ in range(3):
-            gone = kept + 1
-            del gone
-        view = kept[1:]
-    assert view is not None
-    assert watch.peak == 2_048_000 and watch.now == 1_024_000
-
-
 @pytest.mark.parametrize("objective, limit", [("mdc", 4), ("mcd-absorbing", 5), ("mcd", 11), ("mcd-replace", 11)])
 def test_a_loss_holds_a_few_times_the_logits_and_nothing_of_v_by_v(objective, limit):
     """Forward and backward, with the auxiliary loss, hold a few float32 [M, V] of 1 MB each. [V, V] would be 67 MB."""

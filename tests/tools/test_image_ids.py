@@ -6,19 +6,15 @@ import csv
 import json
 from pathlib import Path
 
+import caption_files
 import pyarrow.parquet as pq
 import pytest
-from caption_files import PATHS, encoded, lines, run, scene, seven_images
+from caption_files import PATHS, encoded, lines, run, scene
 from shard_files import write_tar
 
 from open_clip_mdc.data.image_ids import check_image_ids, image_id
 
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Seven images in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    return seven_images(tmp_path)
+folder = pytest.fixture(caption_files.folder)
 
 
 @pytest.mark.parametrize("alias, more", [("mdc", ()), ("arc", ("--length", "5"))])
