@@ -15,7 +15,6 @@ from PIL import Image
 
 from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.shards import tar_writer
-from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.pretrained import load
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -87,21 +86,10 @@ def test_features_of_an_inner_layer_are_those_of_the_python_api_and_go_into_a_fo
 def test_features_are_the_models(place, tmp_path, kind):
     assert run("embed", place, shards(place, 0), "--out", tmp_path / "f", "--feature", kind, "--batch-size", 2) is None
     table = pq.read_table(tmp_path / "f" / "000.parquet")
-    model, transform, _ = checkpoints.load(str(place / "run"))
-    image = torch.stack([transform(Image.open(io.BytesIO(png(i)))) for i in range(5)])
-    with torch.no_grad():
-        visual = model.visual
-        expected = {"gap": model.encode_image, "patches": model.encode_image_tokens,
-                    "cls": lambda x: class_token_by_hand(visual, x)}[kind](image)
+    expected = load(place / "run", device="cpu").features([Image.open(io.BytesIO(png(i))) for i in range(5)], kind=kind)
     found = torch.from_numpy(table["feature"].combine_chunks().to_numpy_ndarray().copy())
     assert table["key"].to_pylist() == [f"key{i}" for i in range(5)] and found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def class_token_by_hand(visual, image):
-    """The tower taken apart: its own embedding and transformer, then the last norm of the first token."""
-    x = visual._embeds(image)
-    return visual.ln_post(visual.transformer(x))[:, 0]
 
 
 def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_info, threadpool_limits
-from training import losses, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc import cli
@@ -45,26 +44,6 @@ def test_fitting_prints_how_good_codes_are_and_shows_them(fitted):
     state = torch.load(out, weights_only=True)["state_dict"]
     assert all(name.startswith(PREFIX) for name in state) and not any("decoder" in name for name in state)
     assert sorted(p.name for p in out.parent.iterdir()) == ["vq.pt", "vq.pt.png"]
-
-
-def test_from_images_to_captions(fitted, scenes, tmp_path):
-    """vq fit, open_clip_train, caption: by the real commands. The codes are those that were fitted, to the end."""
-    out, _ = fitted
-    models = ("MCD-VQ-ViT-Ti-8-mcs", "MCD-VQ-ViT-Ti-8-latent")
-    open_clip_train_each(*(
-        train_flags("--pretrained", out, "--dataset-type", "webdataset", "--batch-size", "16", "--epochs", "1",
-                    "--train-num-samples", "32", "--val-data", scenes / "val" / "00000.tar", logs=tmp_path,
-                    data=scenes / "train" / "00000.tar", model=model, name=model, workers="1") for model in models))
-    assert len(losses(tmp_path, models[-1])) == 2  # two steps, though one process trained both
-    for model in models:
-        trained, frozen = weights(tmp_path, 1, model), torch.load(out, weights_only=True)["state_dict"]
-        assert all(torch.equal(trained[name], weight) for name, weight in frozen.items())
-        network, _, _ = checkpoints.load(str(tmp_path / model))
-        assert all(torch.equal(w, trained[n]) for n, w in network.state_dict().items())
-        captions = tmp_path / f"{model}.jsonl"
-        cli.main(["caption", "--pretrained", str(tmp_path / model), str(scenes / "val" / "00000.tar"), "--limit", "3",
-                  "--length", "4", "--workers", "0", "--out", str(captions)])
-        assert [len(json.loads(line)["tokens"]) for line in captions.read_text().splitlines()[-3:]] == [4, 4, 4]
 
 
 def test_quality_is_that_of_a_plain_count():
