@@ -4,6 +4,7 @@ import json
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import open_clip
 import pytest
 import torch
