@@ -40,6 +40,22 @@ def test_a_beam_over_blocks_of_one_token_is_that_from_left_to_right(beams):
     assert len(seen) > 2
 
 
+def test_the_searched_likelihood_is_that_of_the_scorer_and_above_that_of_greedy_decoding():
+    model, image = blocks(2, seed=2), images(30)
+    model.text.output.weight.data[eot_id(VOCAB)] *= 1.7
+    greedy = model.generate(image)
+    found = model.generate(image, sampler="beam", num_beams=4, return_trace=True)
+    text, greedy = (torch.nn.functional.pad(x, (0, 12 - x.shape[1])) for x in (found.text, greedy))
+    with torch.no_grad():
+        score, of_greedy = (model.log_likelihood(image, x[:, None])[:, 0] for x in (text, greedy))
+    # Behind an EOT that ends its block, nothing is filled in. That of the longest captions is given.
+    lengths = caption_lengths(text, VOCAB)
+    whole = (lengths % 2 == 0) & (lengths < 12)
+    assert 3 < whole.sum()
+    assert torch.allclose(found.log_prob.sum(1)[whole], score[whole], atol=2e-5)
+    assert (score > of_greedy - 1e-4).float().mean() > 0.7 and (score > of_greedy + 0.1).any()
+
+
 class Table:
     """A reader of blocks of a few words, whose logits are a function of all that it has read."""
 

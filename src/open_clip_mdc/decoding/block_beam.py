@@ -59,6 +59,7 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
     """Search for each image's most likely caption, block by block. One beam is greedy.
 
     The search stops when no beam can overtake the best finished caption. As log-likelihoods only fall, this is exact.
+    The returned `log_prob` leaves out what is filled in behind EOT, which the search counts.
 
     Args:
         reader: predicts tokens of a block, keeps finished blocks, and follows the beams.
