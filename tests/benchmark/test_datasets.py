@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from case_files import TRANSFORM, save_image, save_json
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -36,13 +35,6 @@ def test_sugar_crepe_is_read_in_each_layout_with_gaps_in_its_keys(tmp_path, belo
         assert captions == [row["caption"], row["negative_caption"]]  # the right one first
         assert case.group == "swap_obj" and case.images[0].name == row["filename"]
     assert dataset.facts == {"cases_left_out": 0}
-
-
-def test_grey_images_become_three_equal_channels(tmp_path):
-    sugar_crepe(tmp_path)
-    image, _ = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)[2]
-    assert image.shape == (3, 8, 8)
-    assert torch.allclose(image, torch.full((3, 8, 8), 60 / 255))
 
 
 def test_rows_with_image_restricts_the_set_and_the_number_left_out_is_told(tmp_path, caplog):

@@ -22,6 +22,17 @@ def test_algorithm_1_is_the_packages_loss_where_chance_has_no_say():
     torch.testing.assert_close(algorithm_1(model, image, text), expected)
 
 
+def test_algorithm_1_gathers_the_masked_rows_before_the_loss(monkeypatch):
+    rows = []
+    cross_entropy = torch.nn.functional.cross_entropy
+    monkeypatch.setattr("benchmarks.contestants.F.cross_entropy",
+                        lambda logits, *args, **options: rows.append(len(logits)) or
+                        cross_entropy(logits, *args, **options))
+    model, text = tiny_captioner(t_min=0.5, t_max=0.5), captions([12] * 8)
+    algorithm_1(model, images(8), text)
+    assert 0 < rows[0] < 8 * 11
+
+
 def test_the_plain_loops_decode_and_score_what_the_package_does_and_encode_once(monkeypatch):
     model = tiny_captioner(seed=2)
     image, text = images(2), captions([6, 9, 5, 8]).view(2, 2, -1)

@@ -89,6 +89,7 @@ def test_no_answer_is_asked_for_twice_after_a_stop_and_the_result_is_that_of_one
     run_tool(arguments)
     assert results(tmp_path) == resumed and resumed["selection_rate"] == {"x": 1, "y": 0}
     assert orders.items() <= {image_of(r): choices(r) for r in server.requests}.items()  # same letters for same images
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
 def test_a_run_with_other_settings_is_not_mixed_in(server, data, tmp_path):

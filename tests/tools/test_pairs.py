@@ -279,17 +279,3 @@ def test_texts_of_a_caption_a_line_are_said_to_be_one_caption(place, tmp_path, c
     assert score(place, "--pairs", tmp_path / "prepared/train/00000.tar", "--out", tmp_path / "t") is None
     assert "have several lines" not in capsys.readouterr().err
     assert [row["caption"] for row in tables(tmp_path / "t")] == ["a star", "a red star"] * 32
-
-
-def test_what_is_no_pairs_is_named_with_what_to_make_of_it(place, tmp_path):
-    for name, content in (("x.parquet", b"PAR1"), ("x.json", b"{}"), ("x.zip", b"PK")):
-        (tmp_path / name).write_bytes(content)
-        for argv in (("score", "--pairs", tmp_path / name, "--out", tmp_path / "s"),
-                     ("caption", tmp_path / name, "--out", tmp_path / "y.jsonl"),
-                     ("embed", tmp_path / name, "--out", tmp_path / "e")):
-            complaint = complaint_of(argv[0], "--pretrained", place / "run", "--device", "cpu", *argv[1:])
-            assert f"{name} is a" in complaint and "no image and no shard" in complaint, complaint
-    assert not (tmp_path / "y.jsonl").exists()
-    complaint = complaint_of("prepare", "shards", "--test", tmp_path / "x.zip", "--out", tmp_path / "p")
-    assert "x.zip is a .zip file, no image and no shard" in complaint
-    assert "is an image without a caption" in score(place, "--pairs", place / "images/0.png", "--out", tmp_path / "s")

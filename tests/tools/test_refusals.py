@@ -5,7 +5,6 @@
 A new refusal is a row of fixtures/refusals.txt.
 """
 import io
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -28,56 +27,32 @@ def place(tmp_path_factory) -> Path:
     """Runs of MDC and ARC, a CLIP model's, images, shards, captions, and many things that are not what they seem."""
     register()
     folder = tmp_path_factory.mktemp("mistakes")
+    shutil.copytree(FIXTURES / "place", folder, dirs_exist_ok=True)
+    shutil.copytree(FIXTURES / "wrong", folder / "wrong")
     for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8"), ("clip", "ViT-Ti-8")):
         (folder / alias / "checkpoints").mkdir(parents=True)
         (folder / alias / "params.txt").write_text(f"model: {name}\n")
         torch.save({"state_dict": open_clip.create_model(name).state_dict()},
                    folder / alias / "checkpoints" / "epoch_1.pt")
-    (folder / "bare.pt").write_bytes((folder / "mdc" / "checkpoints" / "epoch_1.pt").read_bytes())
-    (folder / "empty.pt").write_bytes(b"")
-    (folder / "text.pt").write_text("eggs and weights")
-    (folder / "cut.pt").write_bytes((folder / "bare.pt").read_bytes()[:5000])
-    (folder / "unknown" / "checkpoints").mkdir(parents=True)
-    (folder / "unknown" / "params.txt").write_text("model: MDC-ViT-Ti-9\n")
-    (folder / "unknown" / "checkpoints" / "epoch_1.pt").write_bytes((folder / "bare.pt").read_bytes())
-    (folder / "nameless" / "checkpoints").mkdir(parents=True)
-    (folder / "nameless" / "params.txt").write_text("name: x\n")
+    weights = (folder / "mdc" / "checkpoints" / "epoch_1.pt").read_bytes()
+    for name in ("unknown", "nameless", "norun"):
+        (folder / name / "checkpoints").mkdir(parents=True)
+    for name, size in (("bare.pt", None), ("cut.pt", 5000), ("unknown/checkpoints/epoch_1.pt", None)):
+        (folder / name).write_bytes(weights[:size])
     torch.save({"state_dict": {}}, folder / "nameless" / "checkpoints" / "epoch_1.pt")
-    (folder / "norun" / "checkpoints").mkdir(parents=True)
-    (folder / "timm").mkdir()
-    (folder / "timm" / "config.json").write_text('{"architecture": "vit_base_patch32_clip_224"}')
-    shutil.copytree(FIXTURES / "wrong", folder / "wrong")
     (folder / "images").mkdir()
     for i in range(34):
         Image.new("RGB", (32, 32), (7 * i, 0, 0)).save(folder / "images" / f"{i}.png")
     rows = "".join(f"{folder}/images/{i}.png\ta dog\n" for i in range(34))
     (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
     (folder / "nothing").mkdir()
-    (folder / "two").mkdir()
-    for name in ("0.tar", "1.tar"):
-        (folder / "two" / name).touch()
-    (folder / "broken.png").write_bytes(b"no image")
     buffer = io.BytesIO()
     Image.new("RGB", (32, 32)).save(buffer, "png")
     with tar_writer(folder / "0.tar") as writer:
         writer.write({"__key__": "a", "png": buffer.getvalue(), "txt": "a star", "json": "{}"})
     (folder / "cut.tar").write_bytes((folder / "0.tar").read_bytes()[:700])
-    (folder / "c.txt").write_text("a star\n")
-    (folder / "none.txt").write_text("\n")
-    (folder / "a.csv").write_text("filepath,title\nx.png,\n")
-    (folder / "b.csv").write_text("file,text\nx.png,a dog\n")
-    (folder / "bad.json").write_text("{")
-    (folder / "sized").mkdir()
     for name in ("0.tar", "1.tar"):
-        (folder / "sized" / name).write_bytes((folder / "0.tar").read_bytes())
-    (folder / "sized" / "sizes.json").write_text('{"0.tar": [], "1.tar": -1}')
-    for name, token in (("steps", {"token": "a ", "step": "x", "log_prob": -1}), ("probs", {
-            "token": "a ", "step": 0, "log_prob": float("nan")})):
-        (folder / f"{name}.jsonl").write_text(json.dumps({"image": "a.png", "caption": "a", "tokens": [token]}))
-    (folder / "karpathy.json").write_text(json.dumps({"dataset": "flickr8k", "images": []}))
-    (folder / "a.json").write_text(json.dumps({"captions": {"0": "a star"}}))
-    (folder / "wds" / "test").mkdir(parents=True)
-    (folder / "wds" / "test" / "nshards.txt").write_text("1")
+        shutil.copy(folder / "0.tar", folder / "sized" / name)
     with tar_writer(folder / "wds" / "test" / "0.tar") as writer:
         for i in range(2):
             writer.write({"__key__": str(i), "png": buffer.getvalue(), "txt": "a star"})
