@@ -91,6 +91,13 @@ def test_gap_is_the_mean_of_the_normalised_patch_tokens(image):
 
 
 @torch.no_grad()
+def test_cls_and_gap_do_not_depend_on_how_the_tower_pools(image):
+    model, averaging = tiny_clip(), tiny_clip(pool_type="avg", final_ln_after_pool=True)
+    for kind in ("cls", "gap"):
+        assert torch.equal(feature_fn(model, kind)(image), feature_fn(averaging, kind)(image))
+
+
+@torch.no_grad()
 def test_gap_of_a_captioner_is_the_mean_of_its_own_tokens(image):
     captioner = tiny_clip()
     captioner.encode_image_tokens = lambda image: image.flatten(2)  # what marks a captioner

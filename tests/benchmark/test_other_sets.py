@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import timm
 from clip_benchmark.datasets import builder
 from conftest import make_image
+from safetensors.torch import save_file
 
 from clip_benchmark_ext import cli, foreign_datasets
 from clip_benchmark_ext import run as benchmark_run
@@ -174,3 +176,21 @@ def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, tmp
     for path in (photos / "train" / "owl").glob("[1-9].jpg"):
         path.unlink()
     assert "is too small to be both train and test" in evaluate(runs, *flags, *PROBE)
+
+
+def test_encoders_of_timm_and_own_ones_meet_in_both_probes(photos, runs, tmp_path, capsys):
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=7).state_dict(), weights)
+    flags = ["eval", "--model", "timm-test_vit", "--pretrained", weights, "--dataset", "folder", "--dataset_root",
+             photos, "--num_workers", 0, "--no_amp", "--image_size", 32, *PROBE]
+    linear = {}
+    for task, name in (("linear_probe", "lp_acc1"), ("probe", "linear_acc1")):
+        cli.main([*map(str, flags), "--task", task, "--output", f"{task}.json"])
+        result = json.loads(Path(f"{task}.json").read_text())
+        linear[task] = result["metrics"]
+        assert [row["class"] for row in result["of_classes"]] == ["big cat", "dog", "owl"]
+        assert "big cat" in capsys.readouterr().out
+        assert linear[task]["feature"] == "cls" and 0 <= linear[task][name] <= 1
+    assert {"knn10", "linear", "attentive"} <= result["of_classes"][0].keys()
+    complaint = evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE, "--image_size", "32")
+    assert "--image_size is only for probes of --model timm-NAME" in complaint

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from models import labelled_webdataset, save_clip
 from safetensors.torch import save_file
 
+import open_clip_mdc
 from clip_benchmark_ext import cli, towers
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import heads, probe
@@ -212,3 +213,24 @@ def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(dat
         other = [patch_tokens(towers.load(args, None).untrained, image) for args.seed in (0, 1)]
         assert torch.equal(other[0], patch_tokens(found.untrained, image))
         assert not torch.allclose(other[0], other[1]) and not torch.allclose(other[0], expected[:, 1:])
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("clip_benchmark")
+def test_an_encoder_of_transformers_is_probed_by_its_own_tokens(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    model = transformers.ViTModel(transformers.ViTConfig(
+        hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768))
+    for weights in model.parameters():  # at its own start, of 0.02, its eps and timm's are told apart by 1e-3
+        torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.3, 0.4]).save_pretrained(tmp_path)
+    found = towers.load(Namespace(model="timm-vit_tiny_patch16_224", pretrained=str(tmp_path), device="cpu", seed=0),
+                        None)
+    image = torch.randn(2, 3, 224, 224)
+    expected = model.eval()(image).last_hidden_state
+    torch.testing.assert_close(patch_tokens(found.trained, image), expected[:, 1:], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(tower(found.trained).features(image, "cls"), expected[:, 0], atol=1e-3, rtol=1e-3)
+    assert found.preprocess.mean == [0.5, 0.4, 0.3] and found.preprocess.std == [0.2, 0.3, 0.4]

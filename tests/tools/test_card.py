@@ -4,6 +4,7 @@
 """
 import json
 import random
+import re
 import subprocess
 import sys
 from html import escape
@@ -185,6 +186,18 @@ def test_each_objective_is_asked_in_the_way_that_it_can_answer(model, flags, tmp
     assert asked == {"captions": flags["captions"], "cloze": "", "pairs": "", "retrieval": flags["retrieval"]}
     assert [one.name for one in card.evaluations(model, tmp_path, [])] == ["captions", "cloze", "retrieval"]
     unregister()
+
+
+def test_an_autoregressive_decoder_chooses_the_words_and_its_card_says_so(argv, scenes, tmp_path, monkeypatch):
+    monkeypatch.setattr(card, "CAPTIONS", (16, 16))
+    write_shard(tmp_path / "few.tar", scenes, 10)
+    run_tool([*argv[:2], str(tmp_path / "few.tar"), "--out", str(tmp_path / "arc")])  # of the encoder's own run
+    unregister()
+    table = {row["measure"]: row for row in json.loads((tmp_path / "arc" / "card.json").read_bytes())["measures"]}
+    found = metrics(tmp_path / "arc", "encoder", "data-cloze")
+    assert table["chosen, colour"]["encoder"] == round(100 * found["choice_acc_colour"], 1)
+    assert not any(name.startswith("filled in") or "probe" in name for name in table)
+    assert re.search("ARC-ViT-Ti-8", (tmp_path / "arc" / "index.html").read_text())
 
 
 def test_nothing_is_left_where_it_refuses(argv, scenes, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, complaint_of, run, run_tool, wait_for
+from conftest import REPO, SHARED, complaint_of, needs_data, run, run_tool, wait_for
 
 import open_clip_mdc
 from open_clip_mdc import cli, unregister
@@ -151,3 +151,16 @@ def test_nothing_is_left_where_it_refuses(photos, runs, tmp_path):
         assert words in complaint_of(*argv) and not (tmp_path / "out").exists()
     (few / "1.txt").rename(tmp_path / "1.txt")
     assert "exists and is not empty" in complaint_of(*argv[:-1], few)
+
+
+@needs_data("flickr8k_224/test")
+def test_the_packaged_captioner_learns_the_words_of_photographs(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for sample, _ in zip(read_samples(str(SHARED / "flickr8k_224" / "test" / "00000.tar")), range(10), strict=False):
+        (tmp_path / "photos" / f"{sample['__key__']}.jpg").write_bytes(sample["jpg"])
+        (tmp_path / "photos" / f"{sample['__key__']}.txt").write_text("eine Katze auf einem Dach\n")
+    run_tool(["finetune", str(tmp_path / "photos"), "--epochs", "1", "--out", str(tmp_path / "mine")])
+    unregister()
+    page = (tmp_path / "mine" / "index.html").read_text()
+    before, after = (float(re.search(rf"(\d+\.\d{{3}}) {when}", page)[1]) for when in ("before", "after"))
+    assert after < before - 1 and "none, as it weighs words" in page  # CIDEr, as all captions are one
