@@ -4,6 +4,7 @@ The ratio of a measure is (X2 / W2) / (X1 / W1), with X and W as in position.py.
 as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
 (x2 - r2 w2) / W2 / r1 - ratio (x1 - r1 w1) / (r1 W1), where r = X / W at each place.
 """
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -29,9 +30,9 @@ def share(values: dict[str, list[float]], measure: str) -> tuple[float, list[flo
                    for a, u, b, v in zip(x1, w1, x2, w2, strict=True)]
 
 
-def second(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
-    """Return the mean of a measure at the second mention, and the influence of each image."""
-    x, w, mean = of_place(values, measure, tables.PLACES[1])
+def mean_at(place: str, values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+    """Return the mean of a measure at a place, and the influence of each image."""
+    x, w, mean = of_place(values, measure, place)
     return mean, [(a - mean * u) / sum(w) for a, u in zip(x, w, strict=True)]
 
 
@@ -62,7 +63,15 @@ def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
     if cell.evaluation.task == "sentences":
         left = "" if cell.row.startswith("ARC") else "left "
         return against(side(results, scale, cell._replace(column=f"{left}blind, second"), fall), 0.0)
-    return against(side(results, scale, cell._replace(column=f"{CHECK}, second"), second), 0.0)
+    return against(side(results, scale, cell._replace(column=f"{CHECK}, second"), partial(mean_at, "second")), 0.0)
+
+
+def uses_image(results: dict, scale: Scale, cell: Cell) -> Finding:
+    """Return the gain of a row at the first place. Without one, the ratio of both places says nothing."""
+    return against(side(results, scale, cell._replace(column="gain, first"), partial(mean_at, "first")), 0.0)
+
+
+CHECKS = {"does not use the other words": uses_words, "gains nothing by the image": uses_image}
 
 
 def passes(check: Finding) -> bool:
@@ -72,22 +81,22 @@ def passes(check: Finding) -> bool:
 def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
     """Return the claims of a ledger with their verdicts, corrected together.
 
-    A level claim is that a ratio is 1, or that two are equal. A claim has no verdict if one of its rows fails
-    `uses_words`.
+    A level claim is that a ratio is 1, or that two are equal. A claim has no verdict if one of its rows fails one of
+    CHECKS.
     """
-    rows, ignores = [], {}
+    rows, faults = [], {}
     for cell in (cells[0] for claim in ledger for cells in (claim.left, claim.right)):
-        if cell.row not in ignores:
-            ignores[cell.row] = not passes(uses_words(results, scale, cell))
+        if cell.row not in faults:
+            faults[cell.row] = [why for why, check in CHECKS.items() if not passes(check(results, scale, cell))]
     for claim in ledger:
         left, right = (side(results, scale, cells[0], share) for cells in (claim.left, claim.right))
         margin = MARGIN if claim.level else None
         one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
         finding = against(left, 1.0, margin, level=True) if one else compare(left, right, margin, claim.level)
-        failed = [cells[0].row for cells in (claim.left, claim.right)
-                  if finding.difference is not None and ignores.get(cells[0].row)]
-        rows.append(claims.Row(claim, "no verdict" if failed else "",
-                               f"{failed[0]} does not use the other words" if failed else "", finding, margin=margin))
+        failed = [f"{cells[0].row} {faults[cells[0].row][0]}" for cells in (claim.left, claim.right)
+                  if finding.difference is not None and faults[cells[0].row]]
+        rows.append(claims.Row(claim, "no verdict" if failed else "", failed[0] if failed else "", finding,
+                               margin=margin))
     verdicts = iter(decide(row.finding for row in rows if not row.verdict))
     return [row if row.verdict else row._replace(verdict=claims.says(verdict := next(verdicts), row.claim.level),
                                                  p=verdict.p, p_within=verdict.p_within) for row in rows]

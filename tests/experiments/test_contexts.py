@@ -1,7 +1,9 @@
-"""Claims about `make contexts` and `make sentences`: who reads what, ratios, errors.
+"""Claims about `make contexts` and `make sentences`: who reads what, ratios, errors, known verdicts.
 
     pytest tests/experiments/test_contexts.py
 """
+import json
+import random
 
 import open_clip
 import pytest
@@ -12,9 +14,11 @@ from helpers import dry_run
 from experiments.contexts import left_context
 from experiments.flickr8k import sentence_pairs
 from experiments.mentions import as_trained, visible_tokens
-from experiments.report import contexts
+from experiments.report import claims, contexts
+from experiments.report.results import Result
 from experiments.sentences import LEFT, from_the_left, measure, words_of
 from experiments.tables import position as tables
+from experiments.tables.scales import CONTEXTS, SENTENCES
 from open_clip_mdc import register, unregister
 from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.text.packing import pack
@@ -79,15 +83,60 @@ def test_the_left_context_shows_all_words_before_the_asked_one_and_no_other(obje
         assert row.tolist() == [0, 1, 2] and torch.equal(position, asked)
 
 
+def made_up(seed, images=200, left=0.1, level=1.0, words=0.3):
+    """Weighted values of each image: gain 1 at the first mention, `level` at the second, and `left` from the left."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noisy(mean):
+        return (mean + 0.1 * torch.randn(images, generator=generator, dtype=torch.float64)).tolist()
+
+    found = {}
+    for context, ratio in (("", level), ("left_", left)):
+        for place, share in zip(tables.PLACES, (1.0, ratio), strict=True):
+            found |= {f"{context}{name}_{place}": noisy(share) for name in tables.MEASURES}
+            found[f"{context}weight_{place}"] = [1.0] * images
+    found["left_gain_second"] = noisy(words)
+    return found
+
+
 def test_an_images_influence_on_a_ratio_is_what_leaving_it_out_changes():
-    draws = torch.rand(4, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
-    names = [f"left_{name}_{place}" for name in ("gain", "weight") for place in tables.PLACES]
-    values = dict(zip(names, draws.tolist(), strict=True))
+    values = {name: [x + 0.1 * i for i, x in enumerate(of)] for name, of in made_up(0, 40).items()}
     ratio, influence = contexts.share(values, "left gain")
     for image in range(0, 40, 7):
         rest = {name: of[:image] + of[image + 1:] for name, of in values.items()}
         assert (ratio - contexts.share(rest, "left gain")[0]) * 39 / 40 == pytest.approx(influence[image], rel=.1,
                                                                                       abs=1e-5)
+
+
+def judged(tmp_path, **rows):
+    """Verdicts of the ledger for rows made up by `made_up`, three seeds each."""
+    results = {}
+    for cell in tables.contexts(CONTEXTS):
+        objective = cell.row.partition(", ")[2]
+        for seed in range(3):
+            path = tmp_path / f"{cell.row}--{seed}.json"
+            (tmp_path / "items").mkdir(exist_ok=True)
+            values = made_up(seed + 10 * sum(cell.row.encode()), **rows.get(objective, {}))
+            (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
+            name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_4"
+            results.setdefault(("contexts", cell.block, name), {})[seed] = Result({}, path)
+    ledger = claims.claims_of("contexts", CONTEXTS)
+    return {row.claim.id: row for row in contexts.give_verdicts(ledger, results, CONTEXTS)}
+
+
+def test_verdicts_are_those_of_data_with_a_known_answer(tmp_path):
+    rows = judged(tmp_path, MDC={"level": 1.0, "left": 0.3, "words": 0.3}, ARC={"level": 0.3, "left": 0.3},
+                  **{"blocks of 4": {"level": 0.6}, "blocks of 2": {"level": 0.4}, "CapPa": {"words": -0.2}})
+    shows = {"own-mdc", "control", "own-arc", "left-arc", "blocks-4", "blocks-arc", "blocks-2"}
+    assert {name: rows[name].verdict for name in shows} == dict.fromkeys(shows, "shows")
+    assert rows["own-cappa"].verdict == "no verdict" and "CapPa does not use the other words" in rows["own-cappa"].why
+    assert rows["control"].finding.difference == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_network_that_is_not_level_is_not_called_level(tmp_path):
+    rows = judged(tmp_path, MDC={"level": 0.6, "words": 0.3, "left": 0.3})
+    assert rows["own-mdc"].verdict == "contradicts" and rows["own-mdc"].finding.difference == pytest.approx(-0.4,
+                                                                                                        abs=0.05)
 
 
 def test_the_command_measures_both_contexts_of_every_row(tmp_path):
@@ -145,6 +194,38 @@ def test_from_the_left_words_of_each_sentence_are_asked_for_alone_with_all_befor
         assert words[torch.arange(len(TEXT)), number // LEFT, place].all()
         before = torch.arange(TEXT.shape[1]) < place[:, None]
         assert (noised.text == TEXT)[before].all() and not (noised.text == TEXT)[noised.loss_mask].any()
+
+
+def judged_sentences(tmp_path, second: float, gain: float = 0.3):
+    """Verdicts where the blind twins lose 3 on a sentence that is said first, and so much on one said second."""
+    results = {}
+    for cell in tables.sentences(SENTENCES):
+        for seed in range(3):
+            draw = random.Random(seed + sum(cell.row.encode())).gauss
+            measured = {"blind": (3, second), "gain": (gain, gain), "weight": (1, 1)}
+            low = measured | {"gain": (gain, gain / 10)}
+            values = {f"{context}{name}_{place}": [draw(mean, 0.05) for _ in range(200)]
+                      for context, means_of in (("", measured if cell.row.startswith("MDC") else low), ("left_", low))
+                      for name, means in means_of.items()
+                      for place, mean in zip(tables.PLACES, means, strict=True)}
+            path = tmp_path / f"{cell.row}--{seed}.json"
+            (tmp_path / "items").mkdir(exist_ok=True)
+            (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
+            name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_1"
+            results.setdefault(("sentences", "sentences", name), {})[seed] = Result({}, path)
+    return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of("sentences", SENTENCES), results,
+                                                               SENTENCES)}
+
+
+def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_sentence(tmp_path):
+    told = judged_sentences(tmp_path, second=2.8)
+    assert {name: row.verdict for name, row in told.items()} == {
+        "photo-mdc": "shows", "photo-arc": "contradicts", "photo-difference": "shows", "photo-mdc-8": "shows",
+        "photo-difference-8": "shows", "photo-left-8": "shows", "photo-blocks": "not resolved"}
+    assert {row.verdict for row in judged_sentences(tmp_path, second=3.1).values()} == {"no verdict"}
+    lost = judged_sentences(tmp_path, second=2.8, gain=-0.1).values()
+    assert {row.verdict for row in lost} == {"no verdict"}
+    assert all(row.why.endswith("gains nothing by the image") for row in lost)
 
 
 def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, png, run_folder, wait_for
+from conftest import REPO, complaint_of, png, run_folder, wait_for
 from PIL import Image
 
+from open_clip_mdc import cli
 from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.shards import tar_writer
+from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.pretrained import load
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -86,10 +88,21 @@ def test_features_of_an_inner_layer_are_those_of_the_python_api_and_go_into_a_fo
 def test_features_are_the_models(place, tmp_path, kind):
     assert run("embed", place, shards(place, 0), "--out", tmp_path / "f", "--feature", kind, "--batch-size", 2) is None
     table = pq.read_table(tmp_path / "f" / "000.parquet")
-    expected = load(place / "run", device="cpu").features([Image.open(io.BytesIO(png(i))) for i in range(5)], kind=kind)
+    model, transform, _ = checkpoints.load(str(place / "run"))
+    image = torch.stack([transform(Image.open(io.BytesIO(png(i)))) for i in range(5)])
+    with torch.no_grad():
+        visual = model.visual
+        expected = {"gap": model.encode_image, "patches": model.encode_image_tokens,
+                    "cls": lambda x: class_token_by_hand(visual, x)}[kind](image)
     found = torch.from_numpy(table["feature"].combine_chunks().to_numpy_ndarray().copy())
     assert table["key"].to_pylist() == [f"key{i}" for i in range(5)] and found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def class_token_by_hand(visual, image):
+    """The tower taken apart: its own embedding and transformer, then the last norm of the first token."""
+    x = visual._embeds(image)
+    return visual.ln_post(visual.transformer(x))[:, 0]
 
 
 def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
@@ -243,6 +256,24 @@ def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
     assert make_once(target, lambda part: part.write_text("whole"), False)
     assert make_once(target, write, False)  # there already
     assert target.read_text() == "whole"
+
+
+def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):
+    whole = tmp_path / "whole"
+    argv = ["caption", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "1", shards(place),
+            "--length", "4", "--temperature", "1"]
+    cli.main([*argv, "--out", str(whole)])
+    out = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *argv, "--out", str(out)],
+                               stderr=subprocess.DEVNULL, cwd=REPO)
+    wait_for(lambda: list(out.glob("*.parquet")) or process.poll() is not None)
+    process.kill()
+    process.wait()
+    assert len(list(out.glob("*.parquet"))) < 5
+    cli.main([*argv, "--out", str(out)])
+    assert contents(out) == contents(whole)
+    keys = [key for path in sorted(out.glob("*.parquet")) for key in pq.read_table(path)["key"].to_pylist()]
+    assert keys == [f"key{i}" for _ in range(4) for i in range(5)]
 
 
 def test_ray_makes_what_local_processes_make(place, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import complaint_of
+from conftest import complaint_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_files import (
@@ -239,3 +239,34 @@ def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_
     with pytest.raises(SystemExit) as stop:
         train.main(["--model", "MDC-ViT-Ti-8", "--train-data", "in/metadata.csv"])
     assert complaint_of(*printed_command(str(stop.value))) is None
+
+
+@pytest.mark.parametrize("layout", [hub_parquet, coco], ids=lambda layout: layout.__name__)
+def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on(layout, tmp_path):
+    """The real commands, as a user would give them."""
+    source, names, captions = layout(tmp_path / "in")
+    data, model = tmp_path / "data", ("--pretrained", str(tmp_path / "run"), "--device", "cpu")
+
+    def tools(*argv, module: str = "open_clip_mdc") -> str:
+        return run("python", "-m", module, *map(str, argv), fork=True, PATH=str(tmp_path)).stdout  # METEOR needs 30 s
+
+    said = tools("prepare", "shards", "--train", *source, "--test", source[0], "--out", data)
+    flags = [shlex.split(line.partition(": ")[2]) for line in said.splitlines()]
+    tools("--model", "MDC-ViT-Ti-8", *flags[0], "--dataset-type", "webdataset", "--epochs", 1, "--batch-size", 4,
+          "--workers", 1, "--precision", "fp32", "--device", "cpu", "--logs", tmp_path, "--name", "run",
+          module="open_clip_mdc.train")
+    shard = data / "train/00000.tar"
+    tools("caption", *model, shard, "--out", tmp_path / "c.jsonl", "--length", 5)
+    lines = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    assert [line["image"] for line in lines] == [f"{shard}::{i:08d}" for i in range(N)]
+    tools("score", *model, "--pairs", shard, "--plain", "--out", tmp_path / "s")
+    rows = pq.read_table(tmp_path / "s/00000.parquet").to_pylist()
+    assert [(row["key"], row["caption"]) for row in rows] == [
+        (f"{i:08d}", caption) for i in range(N) for caption in captions[i]]
+    assert all(row["score"] < 0 for row in rows)
+    tools("embed", *model, shard, "--out", tmp_path / "e")
+    assert pq.read_table(tmp_path / "e/00000.parquet")["key"].to_pylist() == [f"{i:08d}" for i in range(N)]
+    tools("eval", "--model", "mdc", *model[:2], *flags[1], "--caption_length", 5, "--output", tmp_path / "r.json",
+          "--no_amp", module="clip_benchmark_ext.cli")
+    saved = json.loads(next((tmp_path / "captions").glob("*.json")).read_text())
+    assert list(saved["references"].values()) == captions and list(saved["filenames"].values()) == names

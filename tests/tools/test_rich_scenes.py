@@ -145,6 +145,20 @@ def test_pixels_have_the_colour_of_the_object_that_is_there():
                 assert min(distances, key=distances.get) == item.colour
 
 
+def test_pairs_differ_by_the_swap_alone_and_are_false():
+    world = World()
+    for index in range(200):
+        scene, true, false = rich_world.draw_pair(world, world.rng("pairs", index))
+        assert set(false) == {"swap_att", "swap_obj", "replace_rel"} and is_true(true, as_dict(scene))
+        for name, text in false.items():
+            assert not is_true(text, as_dict(scene)), (name, text)
+            if name != "replace_rel":
+                assert Counter(re.sub(r"\ban\b", "a", text).split()) == Counter(re.sub(r"\ban\b", "a", true).split())
+            assert len(text.split()) == len(true.split())
+        swapped = {re.search(rf"{NOUN}.*?{NOUN}", text).groups() for text in (true, false["swap_obj"])}
+        assert len(swapped) == 2 and len({frozenset(pair) for pair in swapped}) == 1
+
+
 def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_path):
     clip = SimpleTokenizer()
     cli.main(flags(tmp_path / "clean"))
