@@ -23,8 +23,8 @@ BUDGET = {
     "the heart": (HEART, 6_230, 33.3),
     "src": (("src",), 17_630, 97.2),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_790, 35.6),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_180, 47.4),
-    "tests": (("tests",), 25_970, 195.9),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.4),
+    "tests": (("tests",), 26_230, 198.1),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 212
