@@ -120,7 +120,7 @@ def state(registered_for_training) -> dict[str, torch.Tensor]:
 
 def captions(lengths: list[int], seed: int = 0, width: int = LENGTH) -> torch.Tensor:
     """Random captions with the given numbers of tokens, SOT and EOT included: long [len(lengths), width]."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     text = torch.zeros(len(lengths), width, dtype=torch.long)
     for row, n in zip(text, lengths, strict=True):
         row[:n] = torch.randint(0, VOCAB - 2, (n,), generator=generator)
@@ -128,13 +128,17 @@ def captions(lengths: list[int], seed: int = 0, width: int = LENGTH) -> torch.Te
     return text
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def images(n: int, size: int = 32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(n, 3, size, size, generator=seeded(seed))
 
 
 def make_image(number: int, size: int = 40) -> Image.Image:
     """Noise, the same at every call."""
-    noise = torch.randint(0, 256, (size, size, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+    noise = torch.randint(0, 256, (size, size, 3), generator=seeded(number), dtype=torch.uint8)
     return Image.fromarray(noise.numpy())
 
 

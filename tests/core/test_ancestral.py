@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import VOCAB, images, tiny_captioner
+from conftest import VOCAB, images, seeded, tiny_captioner
 from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
@@ -26,7 +26,7 @@ CFG = dict(condition_drop=0.1, condition_mask=1.0, condition_zeros=True)
 
 
 def drawing(seed: int = 0, **options) -> Sampling:
-    return Sampling(**{"temperature": 1.0, **options}, generator=torch.Generator().manual_seed(seed))
+    return Sampling(**{"temperature": 1.0, **options}, generator=seeded(seed))
 
 
 def one_token_network(table: torch.Tensor):
@@ -63,7 +63,7 @@ def law(table: torch.Tensor, schedule, steps: int) -> torch.Tensor:
 @pytest.mark.parametrize("steps", [5, 2, 1])
 def test_tokens_are_drawn_by_the_law_of_the_reverse_chain(preset, steps):
     schedule = make_schedule(V, T, preset)
-    table = torch.randn(V + 1, T + 1, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    table = torch.randn(V + 1, T + 1, V, dtype=torch.float64, generator=seeded(0))
     counts = draw(table, schedule, steps, drawing())
     assert chisquare(counts, DRAWS * law(table, schedule, steps)).pvalue > 0.001
 
@@ -161,7 +161,7 @@ def test_scale_one_is_the_model_bit_for_bit_in_one_pass_and_scale_zero_is_the_we
     with torch.no_grad():
         patches = model.encode_image_tokens(image)
         if weak == "masked_image" and not model.caption_cfg.condition_zeros:
-            rand = torch.Generator().manual_seed(0)
+            rand = seeded(0)
             torch.rand(4, 1, generator=rand)
             patches = torch.where((torch.rand(4, 16, generator=rand) < 0.4)[..., None], model.no_patch, patches)
         else:

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import images, tiny_captioner
+from conftest import images, seeded, tiny_captioner
 from likelihoods import naive_decoder
 from sklearn.decomposition import PCA
 
@@ -42,7 +42,7 @@ def test_a_token_that_was_given_has_no_map():
 
 
 def test_principal_components_are_scikit_learns_up_to_sign():
-    tokens = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 3, 8)
+    tokens = torch.randn(3, 16, 8, generator=seeded(0)) * torch.linspace(1, 3, 8)
     found = principal_components(tokens).flatten(0, 1).numpy()
     expected = PCA(3, whiten=True).fit_transform(tokens.flatten(0, 1).numpy())
     expected *= (48 / 47) ** 0.5  # it divides by N - 1

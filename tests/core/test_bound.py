@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, seeded, tiny_captioner
 from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
 
@@ -19,7 +19,7 @@ from open_clip_mdc.objectives.replace_process import make_schedule, prior_kl
 SOT, EOT = V - 2, V - 1  # words 0 and 1
 PRESETS = ("absorbing", "replace", "half")
 # Of the first token's x_t, the second's, t and which of them is asked: logits of x_0.
-TABLE = torch.randn(V + 1, V + 1, T + 1, 2, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TABLE = torch.randn(V + 1, V + 1, T + 1, 2, V, dtype=torch.float64, generator=seeded(0))
 
 
 def table_network(lengths):

@@ -8,7 +8,7 @@ import open_clip
 import pytest
 import torch
 from benchmark.models import save_clip
-from conftest import VOCAB, captions, images, run, tiny_captioner
+from conftest import VOCAB, captions, images, run, seeded, tiny_captioner
 from training import equal
 
 import open_clip_mdc
@@ -23,7 +23,7 @@ OLD_WEIGHTS = json.loads((Path(__file__).parent / "fixtures" / "weights_0.1.json
 @pytest.mark.parametrize("name", ["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])
 def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
     """A fixture has the names and shapes of its weights. Every one of them must be loaded."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     expected = {k: torch.randn(shape, generator=generator) for k, shape in OLD_WEIGHTS.items()}
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": {f"module.{k}": v for k, v in expected.items()}}, tmp_path / "checkpoints" / "epoch_1.pt")

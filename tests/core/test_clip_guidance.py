@@ -5,6 +5,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from conftest import seeded
 from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc import register
@@ -63,7 +64,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def image():
-    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    return torch.randn(4, 3, 32, 32, generator=seeded(1))
 
 
 def cosine(clip, image, caption, tokenizer) -> float:
@@ -100,7 +101,7 @@ def test_texts_cost_their_own_positions_and_are_encoded_as_by_the_model(custom, 
 def test_scale_0_and_one_candidate_are_plain_decoding_bit_for_bit_and_ask_clip_nothing(
         model, clip, image, tokenizer, options):
     def decode(guide):
-        sampling = Sampling(1.0, generator=torch.Generator().manual_seed(0)) if "samples" in options else Sampling()
+        sampling = Sampling(1.0, generator=seeded(0)) if "samples" in options else Sampling()
         return generate(model, image, return_trace=True, guide=guide, sampling=sampling, **options)
 
     plain = decode(None)
@@ -186,7 +187,7 @@ def test_reranking_keeps_the_most_similar_of_the_drawn_captions(clip, image, tok
 
         def drawn(model=model, options=options, **more):
             return generate(model, image, **options, **more, sampling=Sampling(
-                1.0, generator=torch.Generator().manual_seed(0)))
+                1.0, generator=seeded(0)))
 
         every = decode_captions(drawn(), tokenizer)
         best = [max(every[4 * i:4 * i + 4], key=lambda caption, i=i: cosine(clip, image[i], caption, tokenizer))

@@ -4,7 +4,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import complaint_of, make_image
+from conftest import complaint_of, make_image, seeded
 from training import losses, open_clip_train
 
 import open_clip_mdc
@@ -27,7 +27,7 @@ def test_words_that_name_something_are_hidden_and_no_others(name):
     text, u = tokenizer(list(SAID)), torch.ones(3, dtype=torch.float64)
 
     def corrupt(text, u, seed):
-        return OBJECTIVES["concept"].corrupt(text, tokenizer.vocab_size, cfg, u, torch.Generator().manual_seed(seed))
+        return OBJECTIVES["concept"].corrupt(text, tokenizer.vocab_size, cfg, u, seeded(seed))
 
     noised = corrupt(text, u, 0)
     for ids, mask, words in zip(text, noised.loss_mask, SAID.values(), strict=True):

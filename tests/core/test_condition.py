@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, seeded, tiny_captioner
 
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.objectives.loss import CaptionLoss
@@ -14,7 +14,7 @@ ZEROS = dict(condition_drop=0.5, condition_mask=1.0, condition_zeros=True)
 
 
 def test_images_are_chosen_and_of_these_features():
-    masked = mask_condition((20000, 16), 0.3, 0.2, torch.Generator().manual_seed(0))
+    masked = mask_condition((20000, 16), 0.3, 0.2, seeded(0))
     share = masked.float().mean(1)
     chosen = 0.3 * (1 - 0.8 ** 16)  # and at least one feature masked
     assert abs((share > 0).float().mean() - chosen) < 5 * math.sqrt(chosen * (1 - chosen) / 20000)
@@ -23,7 +23,7 @@ def test_images_are_chosen_and_of_these_features():
 
 
 def test_a_masked_feature_is_the_learnt_vector_or_zeros_after_the_tower():
-    image, masked = images(3), torch.rand(3, 16, generator=torch.Generator().manual_seed(0)) < 0.4
+    image, masked = images(3), torch.rand(3, 16, generator=seeded(0)) < 0.4
     for cfg, stands in ((MASKED, 7.0), (ZEROS, 0.0)):
         model = tiny_captioner("mcd", t_min=0.0, **cfg)
         if not model.caption_cfg.condition_zeros:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from conftest import seeded
 
 from open_clip_mdc.decoding.consensus import agreement
 from open_clip_mdc.decoding.generate import generate
@@ -38,7 +39,7 @@ def naive(captions):
 
 
 def test_agreement_is_that_of_a_loop_over_counts_of_n_grams():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     images = [[torch.randint(1, 5, (int(n),), generator=generator).tolist()
                for n in torch.randint(0, 10, (6,), generator=generator)] for _ in range(20)]
     found = agreement(ids(sum(images, [])), 6, V)
@@ -58,13 +59,13 @@ def model(request):
 
 
 def test_generate_keeps_one_draw_of_each_image_and_encodes_it_once(model, monkeypatch):
-    image = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1)) * 3
+    image = torch.randn(3, 3, 32, 32, generator=seeded(1)) * 3
     encoded, encode = [], model.encode_image_tokens
     monkeypatch.setattr(model, "encode_image_tokens", lambda x, *args: encoded.append(len(x)) or encode(x, *args))
     options = {} if model.causal else dict(length="sample")
 
     def drawn(**more):
-        return generate(model, image, samples=5, sampling=Sampling(1.0, generator=torch.Generator().manual_seed(2)),
+        return generate(model, image, samples=5, sampling=Sampling(1.0, generator=seeded(2)),
                         return_trace=True, **options, **more)
 
     every, kept = drawn(), drawn(select="consensus")

@@ -30,21 +30,6 @@ def assert_trains_whole(model: Captioner, image: torch.Tensor) -> None:
     assert not [name for name, p in model.named_parameters() if p.grad is None]
 
 
-@pytest.mark.parametrize("base", ["ViT-B-16-SigLIP", "EVA02-B-16", "PE-Core-T-16-384", "ViTamin-S",
-                                  "vit_relpos_medium_patch16_cls_224"])
-def test_a_timm_tower_gives_all_its_patch_tokens_normalised_and_trains_whole(base):
-    open_clip_mdc.register()
-    config = open_clip.get_model_config("MDC-" + base)
-    config.pop("custom_text")
-    torch.manual_seed(0)
-    model = Captioner(**config | dict(text_cfg=DECODER))
-    image = images(2, model.visual.image_size[0])
-    tokens = model.encode_image_tokens(image)
-    assert tokens.shape[:2] == (2, (model.visual.image_size[0] // 16) ** 2)
-    assert_normalised(tokens)
-    assert_trains_whole(model, image)
-
-
 @pytest.mark.parametrize("options", [
     dict(), dict(final_ln_after_pool=True), dict(final_ln_after_pool=True, no_ln_pre=True), dict(attentional_pool=True),
     dict(pool_type="tok"), dict(pool_type="none")])
@@ -128,15 +113,6 @@ def test_one_unlocked_group_of_a_timm_tower_has_something_to_train(base):
         model.lock_image_tower(unlocked_groups=groups)
         counts.append(sum(p.requires_grad for p in model.visual.parameters()))
     assert counts[0] == 0 < counts[1] < counts[2]
-
-
-@pytest.mark.parametrize("vision_cfg, position", [
-    (NATIVE, "visual.positional_embedding"),
-    (dict(timm_model_name="vit_tiny_patch16_224", image_size=224), "visual.trunk.pos_embed")])
-def test_positions_are_exempt_from_weight_decay_by_their_full_names(vision_cfg, position):
-    model = Captioner(None, vision_cfg, DECODER, dict(objective="mdc"))
-    exempt = model.no_weight_decay() & {name for name, _ in model.named_parameters()}
-    assert {position, "text.positional_embedding"} <= exempt
 
 
 def test_batch_norm_keeps_its_statistics_where_its_group_is_locked():

@@ -24,6 +24,7 @@ def test_autoregressive_equals_a_naive_loop_over_logits(arc):
 def test_heuristic_equals_a_naive_loop_over_logits(mdc):
     image, text = images(1), random_captions(3)
     found = scoring.log_likelihood(mdc, image, text[None], "heuristic", return_details=True)
+    assert found.token_log_likelihood.shape == found.order.shape == (1, 3, 12) and found.draws is None
     for c, row in enumerate(text):
         row, valid = read(row)
         noisy = torch.tensor([SOT] + [MASK] * (len(row) - 1))

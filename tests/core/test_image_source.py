@@ -10,8 +10,8 @@ import open_clip
 import pytest
 import timm
 import torch
-from conftest import SHARED, images, needs_data, run_folder
-from safetensors.torch import load_file, save_file
+from conftest import images, run_folder, seeded
+from safetensors.torch import save_file
 from training import open_clip_train, weights
 
 import open_clip_mdc
@@ -53,7 +53,7 @@ def towers(tmp_path):
 
 def random(model: torch.nn.Module) -> torch.nn.Module:
     """The model with weights of which none is 0 or 1, as biases, norms and scales are at first."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     with torch.no_grad():
         for x in model.state_dict().values():
             if x.is_floating_point():
@@ -264,25 +264,6 @@ def test_a_bare_flag_means_timms_own_weights_and_is_refused_for_other_towers(mon
         assert torch.equal(captioner.visual.trunk.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
         assert captioner.encode_image_tokens(image).shape == (1, 4, 64)
     assert asked == ["test_vit", "test_vit"]
-
-
-@needs_data("encoders")
-@torch.no_grad()
-@pytest.mark.parametrize("folder, name, side", [
-    ("efficientnet_lite0", "tf_efficientnet_lite0", 224),
-    ("vit_small_patch14_dinov2_saliency", "vit_small_patch14_dinov2", 518)])
-def test_the_real_encoders(folder, name, side):
-    path = SHARED / "encoders" / folder
-    state = load_file(path / "model.safetensors")
-    model = timm.create_model(name, num_classes=1000 if "classifier.weight" in state else 0).eval()
-    model.load_state_dict(state)
-    image = images(1, side)
-    expected = model.forward_features(image)
-    expected = (torch.nn.functional.layer_norm(expected.flatten(2).mT, (1280,)) if expected.ndim == 4 else
-                expected[:, 1:])
-    captioner = create(f"small-timm-{name}", path)[0]
-    assert_gives(captioner, expected, image)
-    assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
 
 
 def test_a_run_from_a_clip_model_starts_at_its_tower_and_remembers_mean_and_std(tmp_path):

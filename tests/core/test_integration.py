@@ -15,7 +15,6 @@ from torchvision.transforms.functional import pil_to_tensor
 import open_clip_mdc
 from open_clip_mdc.integration import patches as integration
 from open_clip_mdc.integration import training as hooks
-from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.integration.openclip import MAJOR
 from open_clip_mdc.integration.prefetch import pair
 
@@ -143,15 +142,6 @@ def test_register_twice_is_once_and_unregister_restores_every_attribute():
     open_clip_mdc.unregister()
     assert all(attribute(t) is before[t] for t in before)
     assert open_clip.list_models() == models
-
-
-def test_the_public_functions_register_by_themselves():
-    model, train_transform, transform = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
-    tokenizer = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")
-    assert isinstance(model, Captioner) and model.vocab_size == tokenizer.vocab_size < 1000
-    assert tokenizer(["a red circle"]).shape == (1, 77)
-    assert train_transform is not None and transform is not None
-    assert open_clip_mdc.is_captioner("MDC-ViT-Ti-8") and not open_clip_mdc.is_captioner("ViT-B-32")
 
 
 def test_longer_context_and_larger_images_load_a_checkpoint_by_resizing(tmp_path):
@@ -296,10 +286,3 @@ def test_clip_models_give_bit_equal_outputs_registered_or_not(tmp_path):
     for plain, registered in zip(outputs[:2], outputs[2:], strict=True):
         assert plain.keys() == registered.keys()
         assert all(torch.equal(plain[k], registered[k]) for k in plain)
-
-
-def test_force_options_of_upstream_reach_a_captioner():
-    open_clip_mdc.register()
-    model = open_clip.create_model("MDC-ViT-Ti-8", force_image_size=48, force_context_length=20)
-    assert model.visual.image_size == (48, 48) and model.text.positional_embedding.shape[0] == 20
-    assert model.encode_image_tokens(torch.zeros(1, 3, 48, 48)).shape[1] == 36

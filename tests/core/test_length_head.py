@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, seeded, tiny_captioner
 from scipy.stats import chisquare
 from torch import nn
 from training import MAIN, equal, open_clip_train, weights
@@ -36,9 +36,9 @@ def features(model, image):
 def opinionated(model):
     """A model whose head prefers one length or another, image by image."""
     torch.nn.init.normal_(model.length_head.weight, std=model.length_head.narrowing / SCALE,
-                          generator=torch.Generator().manual_seed(0))
+                          generator=seeded(0))
     model.length_head.weight.data[:, 64:] *= 0.05  # maxima of noise are all alike
-    torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=torch.Generator().manual_seed(1))
+    torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=seeded(1))
     return model
 
 
@@ -86,7 +86,7 @@ def test_the_head_learns_the_distribution_of_lengths_at_every_width_and_is_never
     Images tell nothing about lengths.
     """
     share = torch.exp(-0.5 * ((torch.arange(76) - 11) / 3.0) ** 2)
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     mean = 2 * torch.randn(width, generator=generator)
     head, nll = LengthHead(width, 77), []
     optimizer = torch.optim.AdamW(head.parameters(), lr, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
@@ -140,7 +140,7 @@ def test_auto_gives_the_same_captions_whatever_fits_into_memory(monkeypatch, opt
     model, image, found, sizes = opinionated(tiny_captioner()), images(8), [], set()
     for most in (1, 2 ** 28):
         monkeypatch.setattr(rules, "LOGITS", most)
-        sampling = Sampling(float("samples" in options), generator=torch.Generator().manual_seed(0))
+        sampling = Sampling(float("samples" in options), generator=seeded(0))
         found.append(model.generate(image, length="auto", return_trace=True, sampling=sampling, **options))
         model.text.register_forward_pre_hook(lambda _, args: sizes.add(len(args[0].valid)))
     assert sorted(sizes) == rows and torch.equal(found[0].text, found[1].text)
@@ -174,7 +174,7 @@ def test_sample_draws_lengths_as_often_as_the_head_says():
         model.length_head.bias[:4] = torch.tensor([9.0, math.log(1), math.log(2), math.log(5)])  # 0: not drawn
         model.length_head.bias[4:] = -99
     text = model.generate(image.expand(800, -1, -1, -1), length="sample",
-                          sampling=Sampling(generator=torch.Generator().manual_seed(0)))
+                          sampling=Sampling(generator=seeded(0)))
     drawn = (caption_lengths(text, VOCAB) - 2).bincount(minlength=4)
     assert drawn[0] == 0 and chisquare(drawn[1:], [100, 200, 500]).pvalue > 0.001
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import captions, complaint_of, images, make_image, run, run_folder, tiny_captioner
+from conftest import captions, complaint_of, images, make_image, run, run_folder, seeded, tiny_captioner
 from training import equal, losses, open_clip_train, weights
 
 import open_clip_mdc
@@ -52,25 +52,12 @@ def test_logits_and_losses_are_those_of_a_loop_over_cells():
             assert torch.allclose(found, nll, atol=0.1) and not torch.equal(found, nll)
 
 
-def test_gradients_of_every_weight_are_those_of_the_loop():
-    model, text, image = captioner().train(), captions([5, 5, 5]), images(3)
-    model(image, text)["token_nll"].sum().backward()
-    found = {name: x.grad.clone() for name, x in model.named_parameters()}
-    model.zero_grad()
-    logits = by_cells(model, image, text)[:, :4]
-    cell = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:5].flatten(), reduction="sum")
-    shared = [(name, x) for name, x in model.named_parameters() if "blocks.0" not in name or "visual" in name]
-    for (name, _), grad in zip(shared, torch.autograd.grad(cell, [x for _, x in shared]), strict=True):
-        assert torch.allclose(found[name], grad, atol=1e-4), name
-    assert all(x.abs().sum() > 0 for x in found.values())
-
-
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {}, {"num_beams": 3, "min_length": 4, "length": 5},
                                      {"samples": 4, "sampling": Sampling(1.0)}], ids=str)
 def test_captions_written_step_by_step_have_the_likelihood_of_one_pass(options):
     model, image = captioner(), images(3)
     if "sampling" in options:
-        options = options | {"sampling": Sampling(1.0, generator=torch.Generator().manual_seed(0))}
+        options = options | {"sampling": Sampling(1.0, generator=seeded(0))}
     found = model.generate(image, return_trace=True, **options)
     text = found.text.view(3, options.get("samples", 1), -1)
     exact = model.log_likelihood(image, text)
@@ -97,18 +84,6 @@ def test_the_probabilities_of_all_captions_add_up_to_one():
     model.text.context_length = model.context_length = 6  # room to find the best of them
     best = model.generate(images(2), length=3, num_beams=125)
     assert best.tolist() == [row[:best.shape[1]].tolist() for row in text[found.log_likelihood.argmax(1)]]
-
-
-def test_captions_that_begin_alike_are_scored_as_each_alone_also_blind():
-    model, image = captioner(), images(2)
-    text = captions([12] * 40).view(2, 20, -1)
-    text[:, :, 1:10] = text[:, :1, 1:10]
-    alone = torch.stack([model.log_likelihood(image, text[:, c]) for c in range(20)], 1)
-    assert torch.allclose(model.log_likelihood(image, text), alone, atol=1e-5)
-    null = model.encode_image_tokens(images(64)).mean(0)
-    blind = model.log_likelihood(None, text, blind=null)
-    assert torch.allclose(blind[0], model.log_likelihood(None, text[:1], blind=null)[0], atol=1e-5)
-    assert not torch.allclose(blind, alone, atol=0.01)
 
 
 def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes, csv, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, complaint_of, images, make_image, run_folder, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, make_image, run_folder, seeded, tiny_captioner
 
 import open_clip_mdc
 from clip_benchmark_ext.flags import Flags, decoding_options, scoring_options
@@ -25,7 +25,7 @@ def with_weights_of(model, objective, **cfg):
 
 
 def packed(model, text, u=U):
-    return pack(text, model.corrupt(text, u, torch.Generator().manual_seed(1)), VOCAB)
+    return pack(text, model.corrupt(text, u, seeded(1)), VOCAB)
 
 
 def loss_of(model, text, u=U):

@@ -4,7 +4,7 @@ import copy
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, seeded, tiny_captioner
 from likelihoods import naive_decoder
 
 import open_clip_mdc
@@ -91,7 +91,7 @@ def test_every_parameter_of_every_config_gets_a_gradient(name):
     model = reduced(name)
     vocab_size = model.vocab_size
     text = torch.zeros(8, 77, dtype=torch.long)
-    text[:, :12] = torch.randint(1, 300, (8, 12), generator=torch.Generator().manual_seed(0))
+    text[:, :12] = torch.randint(1, 300, (8, 12), generator=seeded(0))
     text[:, 0], text[:, 11] = vocab_size - 2, vocab_size - 1
     loss = model.caption_loss(vars(model.caption_cfg), open_clip.ClipLoss)
     loss(**model(images(8, model.visual.image_size[0]), text)).backward()
@@ -109,46 +109,17 @@ def test_names_do_not_hide_weights_from_weight_decay():
             assert not any(part in name for part in ("ln", "bn", "bias", "logit_scale")), name
 
 
-def test_training_draws_fresh_noise_and_seed_t_repeats_its_times():
-    model = tiny_captioner()
-    text = captions([12] * 4)
-    torch.manual_seed(0)
-    first = [model.corrupt(text).weight for _ in range(2)]
-    assert (first[0] != first[1]).any()
-    model.seed_t(0)
-    torch.manual_seed(0)
-    assert (model.corrupt(text).weight == first[0]).all()
-
-
 def test_grad_checkpointing_changes_no_number():
     text, image = captions([4, 12, 7]), images(3)
     grads = []
     for enable in (False, True):
         model = tiny_captioner().train()
         model.set_grad_checkpointing(enable)
-        corrupted = model.corrupt(text, generator=torch.Generator().manual_seed(0))
+        corrupted = model.corrupt(text, generator=seeded(0))
         CaptionLoss()(**model(image, pack(text, corrupted, VOCAB))).backward()
         grads.append([p.grad for p in model.parameters()])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "pure_bf16", "fp32"])
-def test_low_precision_is_close_to_full(precision):
-    open_clip_mdc.register()
-    torch.manual_seed(0)
-    full = open_clip.create_model("MDC-ViT-Ti-8")
-    torch.manual_seed(0)
-    model = open_clip.create_model("MDC-ViT-Ti-8", precision=precision)
-    vocab_size = full.vocab_size
-    text = torch.randint(1, 300, (4, 77), generator=torch.Generator().manual_seed(0))
-    text[:, 0], text[:, 20:] = vocab_size - 2, vocab_size - 1
-    prepared = full.prepare(text)
-    image = images(4).to(open_clip.get_input_dtype(precision))
-    expected = full(images(4), prepared)["token_nll"]
-    got = model(image, prepared)["token_nll"]
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, expected, atol=0.1, rtol=0.02)
 
 
 def test_bad_caption_cfg_is_refused_in_one_line():
@@ -158,18 +129,3 @@ def test_bad_caption_cfg_is_refused_in_one_line():
     with pytest.raises(ValueError, match="embed_dim"):
         Captioner(65, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
                   dict(vocab_size=VOCAB, width=32, heads=2, layers=1), dict(objective="mdc"))
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_one_batch_is_overfitted(objective):
-    model = tiny_captioner(objective).train()
-    image, text = images(8), captions([5, 6, 7, 8, 9, 10, 11, 12])
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss = CaptionLoss()(**model(image, text))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-20:]) / 20 < 0.3 < 2 < losses[0]

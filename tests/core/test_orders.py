@@ -2,7 +2,7 @@
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, seeded, tiny_captioner
 from likelihoods import naive_decoder
 from training import losses, open_clip_train
 
@@ -81,9 +81,9 @@ def test_a_table_gives_a_word_one_weight_wherever_it_stands(csv, tmp_path):
     mdc = open_clip.create_model("MDC-ViT-Ti-8")
     mdc.load_state_dict(model.state_dict())
     u = torch.tensor([0.4, 1.0], dtype=torch.float64)  # t of .7 and 1
-    found, plain = (each(image, pack(text, each.corrupt(text, u, torch.Generator().manual_seed(0)), 665))
+    found, plain = (each(image, pack(text, each.corrupt(text, u, seeded(0)), 665))
                     for each in (model.train(), mdc.train()))
-    packed = pack(text, mdc.corrupt(text, u, torch.Generator().manual_seed(0)), 665).predicted
+    packed = pack(text, mdc.corrupt(text, u, seeded(0)), 665).predicted
     said = [tokenizer.decode([x]).strip() for x in packed.token.tolist()]
     weights = [by_word[word] / (0.7, 1.0)[row] for word, row in zip(said, packed.row.tolist(), strict=True)]
     assert {"red", "of", "a", "<end_of_text>"} <= set(said)

@@ -4,7 +4,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from conftest import complaint_of, make_image, run_folder
+from conftest import complaint_of, make_image, run_folder, seeded
 from PIL import Image
 
 import open_clip_mdc
@@ -32,7 +32,7 @@ def model(run):
 
 @pytest.fixture(scope="module")
 def images():
-    noise = torch.randint(0, 256, (5, 60, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    noise = torch.randint(0, 256, (5, 60, 50, 3), generator=seeded(0), dtype=torch.uint8)
     return [Image.fromarray(x.numpy()) for x in noise]
 
 

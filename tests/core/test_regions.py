@@ -55,7 +55,7 @@ def test_a_captioner_of_regions_trains_whole_decodes_and_is_exempt_from_weight_d
     assert model.generate(images(2, side), length=3).shape == (2, 5)
     exempt = model.no_weight_decay() & {name for name, _ in model.named_parameters()}
     position = "visual.tower.positional_embedding" if vision is NATIVE else "visual.tower.trunk.pos_embed"
-    assert {"visual.region_embedding", position} <= exempt
+    assert {"visual.region_embedding", position, "text.positional_embedding"} <= exempt
 
 
 def test_the_locked_tower_of_regions_is_the_locked_tower():

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, seeded, tiny_captioner
 
 from open_clip_mdc.objectives.registry import OBJECTIVES
 from open_clip_mdc.text.packing import pack
@@ -21,7 +21,7 @@ def test_an_absorbing_model_has_the_loss_and_gradient_of_mdc():
     for objective in ("mcd-absorbing", "mdc"):
         model = tiny_captioner(objective, seed=3, t_min=0.0, length_head=False).double().train()
         corrupted = row.corrupt(text, VOCAB, model.caption_cfg, torch.tensor([0.31, 0.5, 0.777], dtype=torch.float64),
-                                torch.Generator().manual_seed(0))
+                                seeded(0))
         assert corrupted.t.tolist() == pytest.approx([0.31, 0.5, 0.78])
         if objective == "mdc":
             corrupted = corrupted._replace(weight=corrupted.loss_mask / torch.tensor(

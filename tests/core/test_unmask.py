@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import tiny_captioner
+from conftest import seeded, tiny_captioner
 from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc.decoding.confidence import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
 from open_clip_mdc.decoding.generate import generate
-from open_clip_mdc.decoding.options import Sampling, Unmasking, check_text
+from open_clip_mdc.decoding.options import Unmasking, check_text
 from open_clip_mdc.text.special_tokens import decode_captions
 
 SOT, EOT, MASK = 58, 59, 60
@@ -26,7 +26,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def image():
-    return torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(1)) * 3
+    return torch.randn(5, 3, 32, 32, generator=seeded(1)) * 3
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,6 @@ def unmask(network, text, vocab_size=60, forbidden=(), **options):
 
 def log(*rows):
     return torch.tensor(rows).log()
-
-
-# Words 0 to 3, SOT 4, EOT 5, MASK 6. Most probable token of positions 1 to 3: 0 at 0.5, 1 at 0.6, 2 at 0.4.
-HAND = log([1.0, 0, 0, 0, 0, 0], [0.5, 0.45, 0.05, 0, 0, 0], [0.1, 0.6, 0.1, 0.1, 0.0, 0.1],
-           [0.2, 0.2, 0.4, 0.2, 0, 0], [0, 0, 0, 0, 0, 1.0])
-
-
-@pytest.mark.parametrize("tokens_per_step, step", [(1, [1, 0, 2]), (0.45, [0, 0, 1]), (0.9, [1, 0, 2])])
-def test_a_table_of_logits_gives_the_caption_and_the_order_worked_out_by_hand(tokens_per_step, step):
-    """A probability reveals at once what is at least so certain, and one position where nothing is."""
-    decoded = unmask(table(HAND), [[4, 6, 6, 6, 5]], 6, tokens_per_step=tokens_per_step)
-    assert decoded.text.tolist() == [[4, 0, 1, 2, 5]] and decoded.step.tolist() == [[-1, *step, -1]]
-    assert decoded.log_prob[0].exp().tolist() == pytest.approx([1, 0.5, 0.6, 0.4, 1])
 
 
 def test_a_probability_of_1_reveals_at_once_what_is_certain():
@@ -150,12 +137,6 @@ def test_captions_have_the_length_asked_for_no_special_id_inside_and_the_given_w
     assert torch.equal(filled[GIVEN != MASK], GIVEN[GIVEN != MASK]) and (filled[GIVEN == MASK] < SOT).all()
 
 
-def test_one_template_serves_all_images(model, image):
-    text = torch.tensor([[SOT, MASK, 7, MASK, EOT]])
-    assert torch.equal(generate(model, image, text=text),
-                       generate(model, image, text=text.repeat(5, 1)))
-
-
 @pytest.mark.parametrize("mask", ["[mask]", "[Mask]", "<mask>", "<MASK>", "[ MASK ]", "&lt;mask&gt;", "［MASK］"])
 def test_a_mask_in_any_spelling_is_one(tokenizer, mask):
     expected = tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK] .")
@@ -211,18 +192,11 @@ def test_the_mode_of_the_model_is_restored(model, image):
 
 def test_what_makes_no_sense_is_refused(model, image):
     for options, message in (
-            (dict(length=11), "from 1 to 10"), (dict(length="long"), "'auto'"), (dict(length=0), "from 1 to 10"),
-            *((dict(length=3, guidance_scale=float(scale), blind=torch.zeros(16, 64)), "a number from -1e6 to 1e6")
-              for scale in ("inf", "-inf", "nan", "1e39")),
-            (dict(length=(5, 6)), "'auto'"), (dict(length=3, tokens_per_step=0), "tokens_per_step"),
-            (dict(length=3, sampling=Sampling(-1.0)), "temperature is -1.0"),
-            (dict(length=3, sampling=Sampling(top_p=0.9)), "need a temperature"),
-            (dict(length=3, guidance_scale=2.0), "mean_image"), (dict(text=torch.tensor([[SOT, MASK, 3]])), "no EOT"),
+            (dict(length=(5, 6)), "'auto'"), (dict(length=3, guidance_scale=2.0), "mean_image"),
+            (dict(text=torch.tensor([[SOT, MASK, 3]])), "no EOT"),
             (dict(text=torch.tensor([[SOT, MASK, EOT]] * 2)), "5 images, but 2 texts"),
             (dict(text=torch.tensor([[SOT, 3, EOT, MASK]])), "padding")):
         with pytest.raises(ValueError, match=message):
             generate(model, image, **options)
     with pytest.raises(ValueError, match="padding"):  # of one row of two
-        unmask(table(HAND), [[4, 6, 5, 0, 0], [4, 6, 5, 6, 0]], 6)
-    with pytest.raises(ValueError, match="num_beams"):
-        generate(model, image, num_beams=6)
+        unmask(table(torch.zeros(5, 6)), [[4, 6, 5, 0, 0], [4, 6, 5, 6, 0]], 6)

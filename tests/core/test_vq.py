@@ -3,7 +3,7 @@
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images
+from conftest import VOCAB, captions, images, seeded
 
 import open_clip_mdc
 from open_clip_mdc import errors, train
@@ -33,7 +33,7 @@ def captioner(seed: int = 0, quantise: bool = True, **caption_cfg) -> Captioner:
 
 def bright(n: int) -> torch.Tensor:
     """Images in [0, 1] of different colours: the codes of noise would all be alike."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return torch.nn.functional.interpolate(torch.rand(n, 3, 6, 6, generator=generator), size=(32, 32), mode="bilinear")
 
 

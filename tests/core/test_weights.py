@@ -145,6 +145,7 @@ def test_what_does_not_fit_is_said(state, tmp_path):
         "image tower alone by open_clip_train --pretrained-image": (MODEL, timm_names),
         "it lacks text.blocks": (MODEL, {k: v for k, v in state.items() if not k.startswith("text.blocks")}),
         "its visual.": ("MDC-ViT-Ti-16", state),
+        "it holds no tensor": (MODEL, {"state_dict": {}}), "it holds a list": (MODEL, [1, 2]),
         "only the state of an optimizer": (MODEL, {"state": {}, "param_groups": []}),
         "it holds only the state of an optimizer": (MODEL, {"epoch": 3, "optimizer": {"state": {}}}),
         "it has other names, such as wrong.name. ": (MODEL, {"wrong.name": torch.ones(2)}),

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import complaint_of, run_folder
+from conftest import complaint_of, run_folder, seeded
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Files of smooth random pictures."""
-    paths, generator = [], torch.Generator().manual_seed(0)
+    paths, generator = [], seeded(0)
     for width, height in SHAPES:
         coarse = torch.rand(1, 3, height // 8, width // 8, generator=generator)
         pixels = F.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)[0].permute(1, 2, 0)
