@@ -62,7 +62,7 @@ def parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace,
     return parser, args, flags
 
 
-OUTPUTS = ("output", "save_clf", "save_probe", "save_captions", "save_coco_results")
+OUTPUTS = ("output", "save_clf", "save_captions", "save_coco_results")
 
 
 def check(args: argparse.Namespace, argv: list[str]) -> None:

@@ -99,8 +99,7 @@ class Job(NamedTuple):
             from .selection_datasets import build_dataset
             templates = foreign_datasets.templates_of(args.dataset, args.custom_template_file, args.language) \
                 if kind == "classes" else ()
-            return build_dataset(args.dataset, root, transform, split, keyed, templates,
-                                 perturbations=self.flags.perturbations)
+            return build_dataset(args.dataset, root, transform, split, keyed, templates)
         seed = args.seed if args.dataset == foreign_datasets.FOLDER and args.split == "test" else None
         try:
             dataset = foreign_datasets.build(

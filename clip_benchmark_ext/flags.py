@@ -78,10 +78,7 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
         return {}
     options = {"method": method, "alpha": flags.alpha}
     if method == "monte_carlo":
-        return options | dict(num_samples=flags.num_samples,
-                              interval=(cfg.t_min, cfg.t_max) if flags.trained_interval else None)
-    if flags.trained_interval:
-        raise ValueError(f"--trained_interval is an option of --scorer monte_carlo, not {method}")
+        return options | {"num_samples": flags.num_samples, "interval": None}  # as in results of older versions
     return options | ({"num_samples": flags.num_samples} if method == "bound" else {})
 
 

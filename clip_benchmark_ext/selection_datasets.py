@@ -27,7 +27,7 @@ from .metrics.selection_metrics import Metric
 
 
 class Row(NamedTuple):
-    read: Callable[..., Read]  # (name, root, split=, perturbations=, tagger=)
+    read: Callable[..., Read]  # (name, root, split=, tagger=)
     metric: Metric
 
 
@@ -109,8 +109,7 @@ def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image]
         transform: from an RGB image to [3, H, W]. None leaves images as they are.
         keyed: return the key and the name of the image with each image, too.
         templates: those of a data set of classes whose row has none.
-        options: for ARO Order, `perturbations`, the file of frozen negatives (by default beside the captions), and
-            `tagger`, which makes them.
+        options: for ARO Order, `tagger`, which makes the file of negatives.
 
     Raises ValueError, or FileNotFoundError that says what to download and the layout.
     """

@@ -140,8 +140,8 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
     except (ImportError, OSError) as error:
         raise FileNotFoundError(
             f"{path} is missing, and to make the negatives of {dataset} takes spaCy's tagger and nltk ({error}). Run "
-            "`pip install spacy nltk && python -m spacy download en_core_web_sm`, or give a file that was made "
-            "elsewhere: --perturbations FILE") from error
+            "`pip install spacy nltk && python -m spacy download en_core_web_sm`, or put there a file that was made "
+            "elsewhere") from error
     rng = random.Random(SEED)
     content = {
         "dataset": dataset, "seed": SEED, "tagger": tagger.__name__, "tokenizer": tokenizer.__name__,
@@ -154,8 +154,8 @@ def _freeze(path: Path, dataset: str, captions: list[str], tagger: Tagger | None
         with new_file(path) as partial:
             partial.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
     except OSError as error:
-        raise FileNotFoundError(f"cannot write the perturbations of {dataset} to {path} ({error.strerror}): give a "
-                                "file that can be written by --perturbations FILE") from error
+        raise FileNotFoundError(f"cannot write the perturbations of {dataset} to {path} ({error.strerror}): let "
+                                "the folder be written to") from error
 
 
 def _sha256(content: dict) -> str:

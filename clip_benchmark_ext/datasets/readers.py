@@ -272,17 +272,15 @@ def with_images(entries: Iterator[tuple[str, dict]], path: Path, subset: str) ->
     return iter(kept.items()), {"cases_left_out": left_out}
 
 
-def word_order(name: str, root: Path, perturbations: str | Path | None = None, tagger: Tagger | None = None,
-               **_) -> Read:
+def word_order(name: str, root: Path, tagger: Tagger | None = None, **_) -> Read:
     """Read ARO's COCO-Order and Flickr30k-Order, five word orders of each caption of Karpathy's test split."""
     cases, facts = read(name, root)  # first, as tagging may take minutes
-    if perturbations is None:
-        row = row_of(name)
-        perturbations = find(row, name, root).with_name(f"{row['subset']}_perturbations.json")
+    row = row_of(name)
+    perturbations = find(row, name, root).with_name(f"{row['subset']}_perturbations.json")
     options, sha256 = frozen_options(perturbations, name, [case.captions[0] for case in cases], tagger)
     cases = [replace(case, captions=tuple(texts)) for case, texts in zip(cases, options, strict=True)]
     return cases, {**facts, "perturbations": str(perturbations), "perturbations_sha256": sha256}
 
 
-READERS: dict[str, Callable[..., Read]] = {  # (name, root, perturbations=, tagger=)
+READERS: dict[str, Callable[..., Read]] = {  # (name, root, split=, tagger=)
     "read": read, "sugar_crepe": partial(read, choose=with_images), "word_order": word_order}

@@ -30,10 +30,9 @@ class Task(NamedTuple):
         return getattr(import_module(module, __package__), function)(job, batches)
 
 
-SCORER = ("scorer", "num_samples", "trained_interval", "alpha")
+SCORER = ("scorer", "num_samples", "alpha")
 TASKS = {
-    "image_caption_selection": Task(
-        ".selection:run", (), ("perturbations",), SCORER, scoring_options),
+    "image_caption_selection": Task(".selection:run", (), (), SCORER, scoring_options),
     "zeroshot_classification": Task(
         ".zeroshot:classify", ("custom_classname_file", "custom_template_file", "load_clfs"), (), SCORER,
         scoring_options),

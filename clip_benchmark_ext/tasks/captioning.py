@@ -83,7 +83,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
         (ids, images, references), batch, other = one
         with autocast():
             guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
-                                   options.get("clip_scale", 0.0), options.get("clip_top_k", 5))
+                                   options.get("clip_scale", 0.0))
             kl = [] if guided else None
             text, step, _ = generate(model, images.to(device), i, options, blind, guide, kl)
         count = len(text) // len(ids)  # consecutive captions per image

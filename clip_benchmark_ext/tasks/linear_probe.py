@@ -265,4 +265,4 @@ def run(job: Job, batches: DataLoader) -> dict:
     return evaluate(job.model, job.load_splits(batches), job.flags.feature, args.feature_root, args.fewshot_k,
                     args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common,
                     normalize=args.normalize, val_proportion=args.val_proportion, verbose=args.verbose,
-                    save_probe=job.flags.save_probe, note=f"{args.model} {args.pretrained} {args.dataset}")
+                    save_probe=args.save_clf, note=f"{args.model} {args.pretrained} {args.dataset}")

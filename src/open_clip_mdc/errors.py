@@ -19,7 +19,13 @@ Parsed = TypeVar("Parsed")
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
          "seed": 0}  # options of Python functions that are whole numbers, and the least of each
 NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha")
-RENAMED = {"guidance_weak": "uncond"}  # old names of options
+RENAMED = {"guidance_weak": "uncond", "save_probe": "save_clf"}  # old names of options
+GONE = {  # flags of older versions, and what to do instead
+    "trained_interval": "Python's log_likelihood has interval=",
+    "perturbations": "put the file beside the captions",
+    "clip_top_k": "CLIP always compares five tokens",
+    "allow_nonfinite_loss": "training always stops there",
+}
 TARGETS = ("out", "output", "logs")  # flags that name an output
 
 
@@ -50,8 +56,11 @@ def finite(value: str) -> float:
 def meant(name: str, known: Iterable[str]) -> str:
     """Return a question about the flags that were probably meant, such as --caption_length for --lenght, or ""."""
     known, dashes = sorted(known), re.match("-*", name)[0]
-    if new := RENAMED.get(name.removeprefix(dashes).replace("-", "_")):
-        return f": it is now {dashes}{new}"
+    old = name.removeprefix(dashes).replace("-", "_")
+    if old in RENAMED:
+        return f": it is now {dashes}{RENAMED[old]}"
+    if old in GONE:
+        return f" any more: {GONE[old]}"
     ends = [each for each in known
             if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
     begin = [each for each in known if each.startswith(f"{name}_")]

@@ -171,7 +171,7 @@ def test_the_copy_of_clip_benchmarks_flags_is_true(monkeypatch):
     assert cli.their_parser().format_help() == theirs.format_help()
 
 
-@pytest.mark.parametrize("flag", ["--output", "--save_captions", "--save_coco_results", "--save_probe", "--save_clf"])
+@pytest.mark.parametrize("flag", ["--output", "--save_captions", "--save_coco_results", "--save_clf"])
 def test_a_file_that_is_read_is_not_written(clip_benchmark, flag):
     for name in ("mine.json", "other.json"):
         Path(name).write_text("mine")

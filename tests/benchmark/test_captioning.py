@@ -144,8 +144,8 @@ def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_i
     images = torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))])
     seen = torch.stack([clip_transform(make_image(i)) for i in range(len(REFERENCES))])
 
-    metrics, saved = evaluate(tmp_path, *command, "--clip_scale", "2", "--clip_top_k", "3")
-    guide = Guide(clip, seen, tokenizer, 2.0, 3)
+    metrics, saved = evaluate(tmp_path, *command, "--clip_scale", "2")
+    guide = Guide(clip, seen, tokenizer, 2.0)
     text = model.generate(images, length=4, guide=guide)
     assert list(saved["captions"].values()) == decode_captions(text, tokenizer)
     assert list(saved["clip_texts"].values()) == guide.texts

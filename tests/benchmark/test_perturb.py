@@ -118,12 +118,3 @@ def test_a_changed_perturbation_file_is_refused(tmp_path, change, message):
     frozen.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
-
-
-def test_perturbations_frozen_elsewhere_need_no_tagger(tmp_path):
-    frozen = order_folder(tmp_path)
-    first = build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
-    elsewhere = tmp_path / "given.json"
-    os.replace(frozen, elsewhere)
-    assert build_dataset("aro/coco_order", tmp_path, perturbations=elsewhere).cases == first.cases
-    assert not frozen.exists()

@@ -95,15 +95,14 @@ def test_a_result_says_when_and_from_which_commit_it_was_made(tmp_path):
 
 
 def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, data):
-    flags = [(), MONTE_CARLO, (*MONTE_CARLO, "--trained_interval"), ("--alpha", "0.5"),
-             ("--scorer", "monte_carlo", "--num_samples", "8")]
+    flags = [(), MONTE_CARLO, ("--alpha", "0.5"), ("--scorer", "monte_carlo", "--num_samples", "8")]
     for more in flags:
         evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset_root", data, *SELECTION, *more)
     for more in ((), ("--feature", "pooled")):
         evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset_root", data, *PROBE, *more)
     names = sorted(path.name for path in Path().glob("*.json"))
     assert len(names) == len(flags) + 2
-    assert any(name.endswith("_num_samples-4_trained_interval-True.json") for name in names)
+    assert any(name.endswith("_num_samples-4.json") for name in names)
     assert all("epoch_1.pt" in name and "/" not in name for name in names)
 
 
@@ -135,7 +134,7 @@ def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_ma
 
 
 @pytest.mark.parametrize("task, option, name", [
-    (SELECTION, "--perturbations", "perturbations"), (("--dataset", "wds/tiny"), "--custom_template_file", "templates"),
+    (("--dataset", "wds/tiny"), "--custom_template_file", "templates"),
     (("--dataset", "wds/tiny"), "--load_clfs", "classifier")])
 def test_a_result_of_a_file_that_has_been_overwritten_is_made_again(runs, data, tmp_path, monkeypatch, task, option,
                                                                     name):
@@ -145,10 +144,8 @@ def test_a_result_of_a_file_that_has_been_overwritten_is_made_again(runs, data, 
         clip, weights = save_clip(tmp_path)
         model = ("--model", clip, "--pretrained", weights)
         evaluate(*model, "--dataset_root", data, *task, "--save_clf", file, "--output", "first.json")
-    elif name == "templates":
-        file.write_text(json.dumps({"wds/tiny": ["a {c}"], "tiny": ["a {c}"]}))
     else:
-        file.write_bytes(next(path for path in data.iterdir() if "perturb" in path.name).read_bytes())
+        file.write_text(json.dumps({"wds/tiny": ["a {c}"], "tiny": ["a {c}"]}))
     command = (*model, "--dataset_root", data, *task, option, file, "--output", "result.json", "--skip_existing")
     evaluate(*command)
 

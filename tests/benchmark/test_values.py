@@ -22,11 +22,9 @@ from open_clip_mdc.likelihood.log_likelihood import mean_image
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 TOLERANCE = 0.25  # nats
-SCORERS = {  # flags, arguments of log_likelihood, alias of the model, interval of t
+SCORERS = {  # flags, arguments of log_likelihood, alias of the model
     "heuristic": ([], dict(method="heuristic"), "mdc"),
     "monte_carlo": (["--scorer", "monte_carlo"], dict(method="monte_carlo", num_samples=1024), "mdc"),
-    "trained interval": (["--scorer", "monte_carlo", "--trained_interval"],
-                         dict(method="monte_carlo", num_samples=1024, interval=(0.5, 1.0)), "mdc"),
     "autoregressive": ([], dict(method="autoregressive"), "arc"),
 }
 
@@ -133,8 +131,6 @@ def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_
         check_accuracy(metrics[f"text_acc_{row}".removesuffix("_plain")],
                        np.where(rivals | (np.arange(5) == 0), expected, -np.inf), TOLERANCE)
     assert metrics["scorer"] == options["method"] and metrics["alpha"] == 0.5 and metrics["blind"] == "mean image"
-    if name == "trained interval":
-        assert metrics["interval"] == [0.5, 1.0]
 
 
 def test_the_blind_image_is_of_the_first_256_whatever_the_batch_size(runs):

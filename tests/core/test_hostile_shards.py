@@ -2,7 +2,6 @@
 import os
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import complaint_of, png
@@ -11,6 +10,7 @@ from strategies import tar
 import open_clip_mdc
 from clip_benchmark_ext.cli import BENCHMARK
 from clip_benchmark_ext.evaluation_job import Job
+from clip_benchmark_ext.flags import Flags
 from open_clip_mdc.data import shards
 
 COMMAND = "pipe:touch PWNED;echo x.tar"
@@ -38,7 +38,7 @@ def benchmark_samples(root) -> list:
     args = Namespace(dataset="wds/x", dataset_root=str(root), annotation_file="", language="en", batch_size=2,
                      task="linear_probe", custom_template_file=None, custom_classname_file=None,
                      wds_cache_dir=None)
-    job = Job(args, SimpleNamespace(perturbations=None), {}, root, transform=lambda image: image.size)
+    job = Job(args, Flags(), {}, root, transform=lambda image: image.size)
     return list(job.build("test"))
 
 

@@ -58,10 +58,8 @@ def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_a
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
 
 
-def test_training_goes_on_where_it_shall_or_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):
-    for what, flag in (("loss@3", "--allow-nonfinite-loss"), ("gradient@4", "--precision=amp")):
-        ended = open_clip_train("--batch-size", "12", "--epochs", "1", flag, data=csv, logs=tmp_path, name=what,
-                                launcher=("python", "-c", BREAKS, what))
-        assert "TorchDynamo" not in ended.stderr and "compilation metrics" not in ended.stderr
-        last = weights(tmp_path, 1, what)
-        assert all(x.isfinite().all() for x in last.values()) == (what == "gradient@4")
+def test_training_goes_on_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):
+    ended = open_clip_train("--batch-size", "12", "--epochs", "1", "--precision=amp", data=csv, logs=tmp_path,
+                            launcher=("python", "-c", BREAKS, "gradient@4"))
+    assert "TorchDynamo" not in ended.stderr and "compilation metrics" not in ended.stderr
+    assert all(x.isfinite().all() for x in weights(tmp_path, 1).values())

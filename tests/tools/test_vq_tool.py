@@ -30,7 +30,7 @@ def fitted(scenes, tmp_path_factory):
     out = tmp_path_factory.mktemp("vq") / "vq.pt"
     with redirect_stdout(StringIO()) as said:
         cli.main(["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", f"{scenes}/train/{{00000..00007}}.tar",
-                  "--out", str(out), "--steps", "30", "--batch-size", "16", "--workers", "0"])
+                  "--out", str(out), "--steps", "30", "--batch-size", "16"])
     return out, said.getvalue()
 
 
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_file(scenes, tmp_path):
     files = [tmp_path / "one.pt", tmp_path / "two.pt"]
     for out in files:
         cli.main(["vq", "fit", "--model", "MCD-VQ-ViT-Ti-8", "--train-data", f"{scenes}/train/{{00000..00007}}.tar",
-                  "--out", str(out), "--steps", "8", "--batch-size", "16", "--workers", "0"])
+                  "--out", str(out), "--steps", "8", "--batch-size", "16"])
     one, two = (torch.load(out, weights_only=True)["state_dict"] for out in files)
     assert one.keys() == two.keys() and all(torch.equal(weight, two[name]) for name, weight in one.items())
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         options["length"] = args.length
     names, rows, images, overlays, tokens, skipped = [], [], [], [], [], []
     shape = model.tower.grid
-    for batch in Images(paths, loaded.transform, BATCH, args.limit).loader(workers=0):
+    for batch in Images(paths, loaded.transform, BATCH).loader(workers=0):
         skipped += map(printable, batch.problems)
         if not batch.new:
             continue

@@ -32,7 +32,7 @@ from ..data.images import Batch, Images
 from ..data.outputs import is_folder
 from ..data.paths import IMAGE_FILES, SHARDS, find_images
 from ..decoding import options as decoding
-from ..decoding.clip_guidance import Clip, Guide
+from ..decoding.clip_guidance import TOP_K, Clip, Guide
 from ..decoding.lengths import default_length
 from ..errors import complain, complain_of_none, plural
 from ..integration import clip as clip_models
@@ -153,7 +153,7 @@ def lines_of(batch: Batch, loaded: PretrainedCaptioner, clip: Clip | None, optio
     guide = None
     if clip:
         with loaded.autocast():
-            guide = Guide(clip, batch.other.to(loaded.device), loaded.tokenizer, args.clip_scale, args.clip_top_k)
+            guide = Guide(clip, batch.other.to(loaded.device), loaded.tokenizer, args.clip_scale)
     rows = loaded.decode(loaded.from_bytes(batch.image), guide=guide,
                          sampling=sampling_of(args, batch.new, loaded.device), **options)
     for i, (name, row) in enumerate(zip(batch.new, rows, strict=True)):
@@ -179,7 +179,8 @@ def run(args: argparse.Namespace) -> None:
     clip = clip_models.load(*clip_models.parse(args.clip), loaded.device) if args.clip else None
     key = settings(args, loaded, blind)
     if clip:
-        key |= {"clip": fingerprint(clip.model), **{name: getattr(args, name) for name in OF_CLIP[1:]}}
+        key |= {"clip": fingerprint(clip.model), "clip_scale": args.clip_scale, "clip_top_k": TOP_K,
+                "clip_rerank": args.clip_rerank}
     part, rows = Path(f"{args.out}.part"), {}
     names, cards, skipped = [], [], []
     images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, thumbnail=thumbnail if args.html else None,

@@ -151,7 +151,7 @@ def fold_of(name: str, k: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % k
 
 
-def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bool, skip: bool) -> None:
+def write_folds(out: str, shards: list[str], captions_key: str, k: int) -> None:
     """Write k parts, and k folds that each test on one part and train on links to the others.
 
         OUT/parts/I/{00000..}.tar, OUT/foldI/train/{00000..}.tar (links), OUT/foldI/test/{0..}.tar
@@ -164,7 +164,7 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
         for fold in range(k):
             samples = (sample for sample in read_shards(shards, captions_key) if fold_of(sample.name, k) == fold)
             parts.append(write_split(folder / "parts" / str(fold), usable(samples, left_out), "{:05d}.tar",
-                                     " " if join else CAPTION_SEPARATOR))
+                                     CAPTION_SEPARATOR))
             if not parts[-1]:
                 raise ValueError(f"no usable image for fold {fold}: {left_out[0] if left_out else 'give a lower --k'}")
         hints = []
@@ -183,7 +183,9 @@ def write_folds(out: str, shards: list[str], captions_key: str, k: int, join: bo
                          + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
                          + f"', {plural(sum(parts[fold].values()), 'image')}: --dataset wds/fold{fold} --dataset_root "
                            f"{out}/fold{fold} --task captioning")
-        hints += report(left_out, skip, folder, out)
+        if left_out:
+            raise ValueError(f"{plural(len(left_out), 'image')} cannot be used, first {left_out[0]}: leave them out by "
+                             f"`prepare shards --skip-broken` before")
     print("\n".join(hints))
 
 
@@ -199,7 +201,7 @@ def check_there(splits: dict[str, Iterable[Sample]]) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.source == "folds":
         shards = find_shards(args.shards)
-        return write_folds(args.out, shards, args.captions_key, args.k, args.join, args.skip_broken)
+        return write_folds(args.out, shards, args.captions_key, args.k)
     left_out: list[str] = []
     if args.source == "shards":
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}

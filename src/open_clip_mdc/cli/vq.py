@@ -37,6 +37,7 @@ from ..progress import progress_bar
 from . import taming
 
 SEED = 0
+LR = 0.002  # peak
 HELD_OUT = 256  # the first images, which are not trained on
 MAX_SHOWN = 16
 PLAIN = 0.2  # share of steps without a codebook
@@ -57,7 +58,7 @@ def read_images(
         shards: list[str], transform, args: argparse.Namespace, **options) -> Iterator[tuple[list[str], Tensor]]:
     """Yield names and images [B, 3, H, W] in batches. Raises ValueError for an image that cannot be read."""
     images = Images([Path(shard) for shard in shards], transform, args.batch_size, **options)
-    for batch in images.loader(args.workers):
+    for batch in images.loader(workers=1):
         if batch.problems:
             raise ValueError(batch.problems[0])
         yield batch.names, batch.image
@@ -177,14 +178,14 @@ def run_fit(args: argparse.Namespace) -> None:
     random.seed(SEED)
     visual, train_transform, transform = tower(args.model)
     decoder = make_decoder(visual.cfg)
-    device = default_device(args.device)
+    device = default_device(None)
     visual.to(device)
     decoder.to(device)
     first = list(read_images(shards, transform, args, limit=HELD_OUT))
     if not first:
         raise ValueError(f"--train-data {args.train_data} has no images (KEY.jpg, png or webp)")
     images, held_out = torch.cat([image for _, image in first]), {name for names, _ in first for name in names}
-    fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, args.lr, SEED)
+    fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, LR, SEED)
     quality, after = evaluate_codes(visual, decoder, images, args.batch_size)
     write_vq(visual.vq, args.out)  # before the sheet, which may find no room
     sheet = BESIDE["vq"](Path(args.out))

@@ -20,6 +20,7 @@ from ..text.special_tokens import decode_captions
 
 TEMPERATURE = 0.01  # of CLIP's softmax after its training
 TEXTS_PER_BATCH = 256
+TOP_K = 5  # candidate tokens, K
 
 
 class Clip(NamedTuple):
@@ -59,7 +60,7 @@ class Guide:
     """Compares captions with the images of one batch by CLIP. A caption of an image is never encoded twice."""
 
     @torch.no_grad()
-    def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = 5):
+    def __init__(self, clip: Clip, image: Tensor, tokenizer: Callable, scale: float = 0.0, top_k: int = TOP_K):
         """Encode images [B, 3, height, width] from CLIP's own transform. `tokenizer` is the captioner's."""
         self.clip, self.tokenizer, self.scale, self.top_k = clip, tokenizer, scale, top_k
         self.device = image.device

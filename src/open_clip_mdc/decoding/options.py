@@ -161,7 +161,7 @@ class Search:
 
 
 UNMASKING, SEARCH = frozenset(Unmasking.__dataclass_fields__), frozenset(Search.__dataclass_fields__)
-OF_UNMASKING = UNMASKING - SEARCH | {"text", "clip_scale", "clip_top_k"}
+OF_UNMASKING = UNMASKING - SEARCH | {"text", "clip_scale"}
 OF_SEARCH = SEARCH - UNMASKING
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 NEVER = 2**62
 WHAT_TO_DO = ("no checkpoint of this epoch is saved, earlier ones are kept. Try a lower --lr, --grad-clip-norm 1 or "
-              "--precision amp_bf16 (--allow-nonfinite-loss trains on)")
+              "--precision amp_bf16")
 
 
 class WatchedLoss:

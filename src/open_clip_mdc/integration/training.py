@@ -22,13 +22,12 @@ from .validation import nelbo
 
 
 def caption_loss(args, contrastive):
-    """Return the loss of a captioner, a `WatchedLoss` unless --allow-nonfinite-loss is given.
+    """Return the loss of a captioner, which ends the training where it is not finite.
 
     `contrastive()` returns OpenCLIP's own loss for the same flags, which some captioners add to theirs.
     """
     caption_cfg = open_clip.get_model_config(args.model)["caption_cfg"]
-    loss = class_named(args.model).caption_loss(caption_cfg, contrastive)
-    return loss if getattr(args, "allow_nonfinite_loss", False) else WatchedLoss(loss, args)
+    return WatchedLoss(class_named(args.model).caption_loss(caption_cfg, contrastive), args)
 
 
 def unwrap(model):
