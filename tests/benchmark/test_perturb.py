@@ -1,6 +1,5 @@
 """Claims about ARO's orders: how words are perturbed, and that perturbations are made once and frozen."""
 import json
-import os
 import random
 from collections import Counter
 from itertools import permutations

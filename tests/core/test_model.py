@@ -129,3 +129,36 @@ def test_bad_caption_cfg_is_refused_in_one_line():
     with pytest.raises(ValueError, match="embed_dim"):
         Captioner(65, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
                   dict(vocab_size=VOCAB, width=32, heads=2, layers=1), dict(objective="mdc"))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "pure_bf16", "fp32"])
+def test_low_precision_is_close_to_full(precision):
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    full = open_clip.create_model("MDC-ViT-Ti-8")
+    torch.manual_seed(0)
+    model = open_clip.create_model("MDC-ViT-Ti-8", precision=precision)
+    vocab_size = full.vocab_size
+    text = torch.randint(1, 300, (4, 77), generator=torch.Generator().manual_seed(0))
+    text[:, 0], text[:, 20:] = vocab_size - 2, vocab_size - 1
+    prepared = full.prepare(text)
+    image = images(4).to(open_clip.get_input_dtype(precision))
+    expected = full(images(4), prepared)["token_nll"]
+    got = model(image, prepared)["token_nll"]
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, atol=0.1, rtol=0.02)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_one_batch_is_overfitted(objective):
+    model = tiny_captioner(objective).train()
+    image, text = images(8), captions([5, 6, 7, 8, 9, 10, 11, 12])
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = CaptionLoss()(**model(image, text))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-20:]) / 20 < 0.3 < 2 < losses[0]

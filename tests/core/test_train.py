@@ -1,11 +1,14 @@
 """Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
+import io
 import json
+import tarfile
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import images, png, run
+from conftest import SHARED, images, needs_data, png, run
 from open_clip_train.data import DataInfo
+from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, run_ranks, train_flags, weights
 
 import open_clip_mdc
@@ -101,6 +104,7 @@ def two_processes(scenes, tmp_path_factory):
     runs = [train_flags(*flags, "--epochs", "1", *more, data=shards, logs=folder, name=name, model=model)
             for name, model, more in (
                 ("eager", "MDC-ViT-Ti-8", val), ("compiled", "MDC-ViT-Ti-8", (*val, "--torchcompile")),
+                ("mix", "Mix-ViT-Ti-8-arc50", ()),
                 ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32",
                                                 "--warmup", "5")))]
     (folder / "shown").write_text("".join(rank.stderr for rank in run_ranks("python", "-c", DUMP, json.dumps(runs))))
@@ -123,6 +127,11 @@ def test_two_gloo_processes_hold_equal_weights_and_compiled_ones_train_to_the_sa
     assert equal(eager, weights(two_processes, 1, "eager")) and not equal(eager, weights(two_processes, 2, "eager"))
 
 
+def test_two_processes_share_out_the_rows_of_a_mix(two_processes):
+    eager, mix = held(two_processes, "eager"), held(two_processes, "mix")
+    assert mix["length_head.weight"].any() and eager.keys() == mix.keys() and not equal(eager, mix)
+
+
 def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(two_processes):
     """Batches have two images, most without masked features, and gradients are accumulated."""
     weight = held(two_processes, "masked")
@@ -131,7 +140,7 @@ def test_two_processes_train_alike_when_no_feature_is_masked_and_when_some_are(t
 
 
 def test_one_of_two_processes_warns_of_a_warm_up_that_outlasts_the_run(two_processes):
-    """The third run has four steps. Every line appears three times, as each run adds a log handler to its process."""
+    """The fourth run has four steps. Every line appears four times, as each run adds a log handler to its process."""
     shown = (two_processes / "shown").read_text()
     given = shown.count("  warmup: 5\n")
     assert shown.count("--warmup 5 is longer than this run of 4 steps") == shown.count("is longer than") == given > 0
@@ -173,6 +182,42 @@ def test_cuda_equals_cpu():
     cpu = model(images(2), prepared)["token_nll"]
     gpu = model.cuda()(images(2).cuda(), prepared.to("cuda"))["token_nll"]
     torch.testing.assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
+
+
+@needs_data("flickr8k/train/00005.tar")
+def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
+    shards = str(SHARED / "flickr8k" / "train" / "{00000..00005}.tar")
+    config = dict(open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"])
+    assert config["text_cfg"]["vocab_size"] < 1000  # photographs' captions come in pieces of the scenes' vocabulary
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "32", "--train-num-samples", "960", "--epochs", "1",
+                    "--force-image-size", "64", data=shards, logs=tmp_path, workers="1")
+    values = losses(tmp_path)
+    assert len(values) == 30 and sum(values[-5:]) < 0.9 * sum(values[:5])
+
+
+def test_odd_captions_and_images_train_or_are_logged(tmp_path):
+    """Images are grey, RGBA, palette or truncated. Captions are empty, punctuation, endless or non-ASCII."""
+    scene = Image.effect_noise((40, 40), 60)
+    images = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
+    odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]
+    path = tmp_path / "odd.tar"
+    with tarfile.open(path, "w") as tar:
+        def add(name, data):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for i, (kind, caption) in enumerate(zip(images, odd, strict=True)):
+            buffer = io.BytesIO()
+            images[kind].save(buffer, "png")
+            add(f"{i}.png", buffer.getvalue())
+            add(f"{i}.txt", caption.encode())
+        add("9.png", buffer.getvalue()[:300])
+        add("9.txt", b"a truncated image")
+    open_clip_train("--dataset-type", "webdataset", "--batch-size", "3", "--train-num-samples", "6", "--epochs", "1",
+                    data=path, logs=tmp_path)
+    log = (tmp_path / "run" / "out.log").read_text()
+    assert len(losses(tmp_path)) == 2
+    assert "Handling webdataset error" in log and "truncated" in log
 
 
 SHALLOW = """
