@@ -21,10 +21,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 6_230, 33.3),
-    "src": (("src",), 17_630, 97.2),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_790, 35.6),
+    "src": (("src",), 17_640, 97.2),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_780, 35.6),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.4),
-    "tests": (("tests",), 25_800, 194.3),
+    "tests": (("tests",), 25_880, 195),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
