@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import REPO, make_image, run
 
-from clip_benchmark_ext.lmms import local_tasks
+from clip_benchmark_ext.lmms import chair, local_tasks
 from clip_benchmark_ext.lmms.questions import asks_for_caption, statement
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from open_clip_mdc.integration.pretrained import load
@@ -48,10 +48,24 @@ def test_the_choice_of_the_least_loss_is_right_in_each_form_in_which_lmms_eval_h
     assert [local_tasks.chosen({"answer": i}, answers)["acc"] for i in range(3)] == [0, 1, 0]
 
 
+def test_chair_counts_mentions_of_objects_that_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "synonyms.txt").write_text("dog, puppy, hound dog\nperson, man, woman\nhot dog\nbus\ncar, truck\n")
+    found = []
+    for caption, objects, named in (
+            ("Two puppies? No: two dogs and a hound dog, a man.", ["dog", "person"], ["dog", "dog", "person"]),
+            ("A man eats a hot dog by buses and trucks .", ["person"], ["person", "hot dog", "bus", "car"]),
+            ("grass", ["car"], [])):
+        one = chair.chair({"objects": objects}, [caption])
+        assert one["chair_i"].named == named
+        found.append(one["chair_i"])
+    assert chair.chair_i(found) == 3 / 7 and chair.chair_s(found) == 1 / 3 and chair.recall(found) == 3 / 4
+
+
 def test_the_tasks_name_functions_that_are_there():
     named = {name for task in TASKS.glob("*.yaml") for name in re.findall(r"!function (\S+)", task.read_text())}
     own = {name.rpartition(".")[::2] for name in named if name.startswith("clip_benchmark_ext.")}
-    assert len(own) == 6 and all(callable(getattr(import_module(module), name)) for module, name in own)
+    assert len(own) == 10 and all(callable(getattr(import_module(module), name)) for module, name in own)
 
 
 def test_the_folder_of_tasks_is_printed_for_include_path():
