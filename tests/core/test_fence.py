@@ -22,9 +22,9 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 BUDGET = {
     "the heart": (HEART, 6_230, 33.3),
     "src": (("src",), 17_640, 97.2),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_780, 35.6),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.9),
     "experiments and benchmarks": (("experiments", "benchmarks"), 7_190, 47.4),
-    "tests": (("tests",), 25_880, 195),
+    "tests": (("tests",), 25_900, 195.1),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 200
