@@ -19,17 +19,17 @@ from .options import OptionError, Search
 from .sampling import Decoded
 
 
-def best_place(network: Network, text: Tensor, start: int, end: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+def best_place(network: Network, text: Tensor, start: int, end: int, count: int,
+               vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return each row's most confident place of a block, long [R], and log p of its tokens, float32 [R, V].
 
     Args:
-        text: long [R, L]. Each row hides equally many places of its block, start to end.
+        text: long [R, L]. Each row hides `count` places of its block, start to end.
     """
     rows = torch.arange(len(text), device=text.device)
     before = text[:, start - 1:start] if start else text[:, :1]
     block = torch.cat((before, text[:, start:end]), 1)  # [R, 1 + n]
     hidden = (block == mask_id(vocab_size)) & (torch.arange(block.shape[1], device=text.device) > 0)
-    count = int(hidden[0].sum())
     places, _ = partition_indices(hidden, count * len(text))
     log_prob = network([block.shape[1]] * len(text))(block, places).float().log_softmax(1)
     log_prob[:, sot_id(vocab_size)] = -torch.inf
@@ -77,8 +77,9 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
 
     for start in range(0, width, size):
         end = min(start + size, width)
-        for number in range(max(start, 1), min(end, width - 1)):  # SOT and the last EOT are given
-            place, of_token = best_place(reader, text, start, end, vocab_size)
+        last = min(end, width - 1)  # SOT and the last EOT are given
+        for number in range(max(start, 1), last):
+            place, of_token = best_place(reader, text, start, end, last - number, vocab_size)
             of_token = rule_out(of_token, place, text, start, end, min_length, vocab_size)
             # [B, K * V], then the K best of an image: their beams (rows of `text`) and tokens.
             live, choice = (live[..., None] + of_token.view(batch, num_beams, -1)).flatten(1).topk(num_beams)
@@ -95,8 +96,8 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
         ended, which = live.masked_fill(~ends, -torch.inf).max(1)
         better = (ended > best_score)[:, None]
         best_score = torch.maximum(best_score, ended)
-        last = image * num_beams + which
-        best = tuple(part[last].where(better, old) for part, old in zip((text, step, log_prob), best, strict=True))
+        row = image * num_beams + which
+        best = tuple(part[row].where(better, old) for part, old in zip((text, step, log_prob), best, strict=True))
         live = live.masked_fill(ends, -torch.inf)
         # The host waits for the device only here.
         if end == width or (best_score >= live.amax(1)).all():
