@@ -145,7 +145,7 @@ def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int
                 "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
     if evaluation.task == "sentences":
         return [f"{place.bin}python", "-m", "experiments.sentences", "--pretrained",
-                *(str(checkpoint(scale, run.start, seed, place)) for run, seed in runs), "--blind",
+                *(str(checkpoint(scale, evaluation.guide or run.start, seed, place)) for run, seed in runs), "--blind",
                 *(str(checkpoint(scale, run, seed, place)) for run, seed in runs),
                 "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
     runs = list(runs)
@@ -179,7 +179,10 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
 
 
 def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[tuple[Run, int]]:
-    """Return the CLIP runs of an evaluation: the one of the same seed guides decoding, that of the next seed scores."""
+    """Return the further runs of an evaluation.
+
+    The CLIP run of the same seed guides decoding, and that of the next seed scores. A blind twin is beside `guide`.
+    """
     return list(dict.fromkeys((run, seed + later) for run, later in ((evaluation.guide, 0), (evaluation.clipscore, 1))
                               if run for seed in seeds))
 

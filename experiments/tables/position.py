@@ -29,6 +29,8 @@ PLACES = ("first", "second")
 LONGER = 4
 SENTENCES = {"MDC": ("MDC-{}", 1), "ARC": ("ARC-{}", 1), "MDC, 8 epochs": ("MDC-{}", LONGER),
              "blocks of 4": ("MDC-{}-b4", 1)}
+# Rows whose network was trained on by the same steps as its twin, one with photographs and one without.
+EQUAL = ("ARC", "MDC, 8 epochs", "blocks of 4")
 DRAWS = 8  # random corruptions of each caption
 
 SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
@@ -68,14 +70,19 @@ def contexts(scale: Scale) -> Iterator[Cell]:
 
 def sentences(scale: Scale) -> Iterator[Cell]:
     """Yield what a photograph tells of a sentence that stands first or second, beyond what a blind twin knows."""
-    for row, (model, epochs) in SENTENCES.items() if "sentences" in scale.tables else ():
-        sighted = Run(model.format(scale.backbone), scale.alt, epochs=epochs, locked=True)
+    rows = [(row, *SENTENCES[row], None) for row in SENTENCES] + [
+        (f"{row}, equal steps", *SENTENCES[row], "again") for row in EQUAL]
+    for row, model, epochs, again in rows if "sentences" in scale.tables else ():
+        first = Run(model.format(scale.backbone), scale.alt, epochs=epochs, locked=True)
+        sighted, flags = (first._replace(data=again, start=first), ("--equal-steps",)) if again else (None, ())
         contexts = list(CONTEXTS)[:1] if row.startswith("ARC") else CONTEXTS  # ARC always has the words to the left
         for measure in (context + measure for context in contexts for measure in ("loss", "gain")):
             for place in PLACES:
                 metric = f"{measure}_{place}".replace(" ", "_")
-                yield Cell(row, f"{measure}, {place}", sighted._replace(data="blind", start=sighted), Evaluation(
-                    "sentences", "{out}/data/held-out/00000.tar", ("sentences",), metric, scale=1.0), competes=False)
+                # The flag names the folder of the results.
+                yield Cell(row, f"{measure}, {place}", first._replace(data="blind", start=first), Evaluation(
+                    "sentences", "{out}/data/held-out/00000.tar", ("sentences",), metric, flags, 1.0, guide=sighted),
+                    competes=False)
 
 
 def lastsaid(scale: Scale) -> Iterator[Cell]:

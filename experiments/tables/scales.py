@@ -182,6 +182,7 @@ TOWERS = photos("towers", *EFFICIENTNET, size="128")._replace(
 SENTENCES = photos("sentences", *EFFICIENTNET, size="128")._replace(
     tables=("sentences",), epochs=2, alt="pairs",
     data={"pairs": Data("{out}/data/pairs", "pairs of sentences", 6, 30000),
+          "again": Data("{out}/data/pairs", "pairs of sentences, again", 6, 20000),
           "blind": Data("{out}/data/blind", "pairs of sentences, grey images", 6, 20000)},
     tuning=Tuning(lr=5e-4, batch=64, epochs=1),
     prepare=(made("pairs", "python -m experiments.flickr8k sentences --shards {data}/train/{{00000..00005}}.tar"),

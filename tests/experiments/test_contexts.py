@@ -11,6 +11,7 @@ import torch
 from conftest import VOCAB, captions, images, magnified
 from helpers import dry_run
 
+from experiments import commands
 from experiments.contexts import left_context
 from experiments.flickr8k import sentence_pairs
 from experiments.mentions import as_trained, visible_tokens
@@ -212,7 +213,7 @@ def judged_sentences(tmp_path, second: float, gain: float = 0.3):
             (tmp_path / "items").mkdir(exist_ok=True)
             (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
             name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_1"
-            results.setdefault(("sentences", "sentences", name), {})[seed] = Result({}, path)
+            results.setdefault((commands.variant(cell.evaluation), "sentences", name), {})[seed] = Result({}, path)
     return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of("sentences", SENTENCES), results,
                                                                SENTENCES)}
 
@@ -221,7 +222,9 @@ def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_senten
     told = judged_sentences(tmp_path, second=2.8)
     assert {name: row.verdict for name, row in told.items()} == {
         "photo-mdc": "shows", "photo-arc": "contradicts", "photo-difference": "shows", "photo-mdc-8": "shows",
-        "photo-difference-8": "shows", "photo-left-8": "shows", "photo-blocks": "not resolved"}
+        "photo-difference-8": "shows", "photo-left-8": "shows", "photo-blocks": "not resolved",
+        "photo-arc-equal": "contradicts", "photo-mdc-equal": "shows", "photo-difference-equal": "shows",
+        "photo-left-equal": "shows", "photo-blocks-equal": "not resolved"}
     assert {row.verdict for row in judged_sentences(tmp_path, second=3.1).values()} == {"no verdict"}
     lost = judged_sentences(tmp_path, second=2.8, gain=-0.1).values()
     assert {row.verdict for row in lost} == {"no verdict"}
@@ -229,10 +232,21 @@ def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_senten
 
 
 def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):
-    commands = dry_run("--scale", "sentences", "--tables", "sentences", "--seeds", "0", "--out", str(tmp_path / "out"))
-    (measuring,) = [command for command in commands if "experiments.sentences" in command]
-    sighted, blind = (measuring[measuring.index(flag) + 1:][:2] for flag in ("--pretrained", "--blind"))
-    trained = {command[command.index("--name") + 1]: command for command in commands if "--train-data" in command}
-    for one, twin in zip(sighted, blind, strict=True):
-        command = trained[twin.split("/")[-3]]
-        assert command[command.index("--pretrained") + 1] == one and "--lock-image" in command
+    printed = dry_run("--scale", "sentences", "--tables", "sentences", "--seeds", "0", "--out", str(tmp_path / "out"))
+    trained = {words[words.index("--name") + 1]: words for words in printed if "--train-data" in words}
+    names, pairs = list(trained), []
+    for words in printed:
+        if "experiments.sentences" in words:
+            blind, data = words.index("--blind"), words.index("--data")
+            pairs += zip(words[words.index("--pretrained") + 1:blind], words[blind + 1:data], strict=True)
+    assert len(pairs) == len(tables.SENTENCES) + len(tables.EQUAL)
+    for number, (sighted, blind) in enumerate(pairs):
+        one, twin = (trained[path.split("/")[-3]] for path in (sighted, blind))
+        assert twin[twin.index("--pretrained") + 1].split("/")[-3] in names and "--lock-image" in twin
+        if number < len(tables.SENTENCES):
+            assert twin[twin.index("--pretrained") + 1] == sighted
+        else:  # both go on from the same weights by the same steps, and after the training that they go on from
+            unlike = {words for words, others in zip(one, twin, strict=True) if words != others}
+            assert unlike == {one[one.index("--train-data") + 1], one[one.index("--name") + 1]}
+            start = one[one.index("--pretrained") + 1].split("/")[-3]
+            assert names.index(start) < names.index(one[one.index("--name") + 1])
