@@ -3,7 +3,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import VOCAB, images
+from conftest import VOCAB, images, tiny_captioner
 from test_blocks import blocks, naive_logits
 
 from open_clip_mdc.decoding.beam import beam_search
@@ -12,11 +12,11 @@ from open_clip_mdc.decoding.confidence import fully_masked
 from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id
 
 
-def logits_of_blocks(model, image, size: int):
+def logits_of_blocks(model, image):
     """`StepLogits` of a block model of size 1, by a row without a cache for each hypothesis."""
     def step_logits(text, parent):
         n, of_image = text.shape[1], torch.arange(len(text)) // (len(text) // len(image))
-        return torch.cat([naive_logits(model, image[b:b + 1], torch.nn.functional.pad(row[None], (0, 12 - n)), size,
+        return torch.cat([naive_logits(model, image[b:b + 1], torch.nn.functional.pad(row[None], (0, 12 - n)), 1,
                                        {n: mask_id(VOCAB)}) for b, row in zip(of_image.tolist(), text, strict=True)])
     return step_logits
 
@@ -29,7 +29,7 @@ def test_a_beam_over_blocks_of_one_token_is_that_from_left_to_right(beams):
     for min_length in (0, 3):
         found = model.generate(image, sampler="beam", num_beams=beams, min_length=min_length, return_trace=True)
         with torch.no_grad():
-            text, _, log_prob = beam_search(logits_of_blocks(model, image, 1), 6, VOCAB, 10, beams,
+            text, _, log_prob = beam_search(logits_of_blocks(model, image), 6, VOCAB, 10, beams,
                                             min_length=min_length)
         width = found.text.shape[1]
         ends = caption_lengths(text, VOCAB) < 12  # the EOT of the longest ones is given to blocks
@@ -46,8 +46,7 @@ def test_the_searched_likelihood_is_that_of_the_scorer_and_above_that_of_greedy_
     greedy = model.generate(image)
     found = model.generate(image, sampler="beam", num_beams=4, return_trace=True)
     text, greedy = (torch.nn.functional.pad(x, (0, 12 - x.shape[1])) for x in (found.text, greedy))
-    with torch.no_grad():
-        score, of_greedy = (model.log_likelihood(image, x[:, None])[:, 0] for x in (text, greedy))
+    score, of_greedy = (model.log_likelihood(image, x[:, None]).detach()[:, 0] for x in (text, greedy))
     # Behind an EOT that ends its block, nothing is filled in. That of the longest captions is given.
     lengths = caption_lengths(text, VOCAB)
     whole = (lengths % 2 == 0) & (lengths < 12)
@@ -56,20 +55,27 @@ def test_the_searched_likelihood_is_that_of_the_scorer_and_above_that_of_greedy_
     assert (score > of_greedy - 1e-4).float().mean() > 0.7 and (score > of_greedy + 0.1).any()
 
 
+@pytest.mark.parametrize("options, why", [({"num_beams": 0}, "num_beams >= 1"), ({"min_length": -1}, "at least -1"),
+                                          ({"min_length": 11}, "at least 11 and at most 10")])
+def test_searches_that_no_caption_can_end_are_refused_as_for_other_models(options, why):
+    for model in (blocks(4), tiny_captioner("arc")):
+        with pytest.raises(ValueError, match=why):
+            model.generate(images(2), sampler="beam", **options)
+
+
 class Table:
     """A reader of blocks of a few words, whose logits are a function of all that it has read."""
 
-    def __init__(self, batch: int, seed: int, vocab: int = 5):
-        self.batch, self.seed, self.vocab, self.kept = batch, seed, vocab, None
+    def __init__(self, seed: int, rows: int = 2, batch: int = 2, vocab: int = 5):
+        self.seed, self.batch, self.vocab, self.kept = seed, batch, vocab, [()] * rows
 
     def __call__(self, lengths):
         return self.logits
 
     def logits(self, text, predicted):
-        kept = self.kept or [()] * len(text)
         rows, columns = predicted // text.shape[1], predicted % text.shape[1]
-        return torch.stack([self.of(row * self.batch // len(text), kept[row] + tuple(text[row, 1:].tolist()),
-                                    len(kept[row]) + column - 1)
+        return torch.stack([self.of(row * self.batch // len(text), self.kept[row] + tuple(text[row, 1:].tolist()),
+                                    len(self.kept[row]) + column - 1)
                             for row, column in zip(rows.tolist(), columns.tolist(), strict=True)])
 
     def of(self, image: int, read: tuple, place: int):
@@ -77,12 +83,10 @@ class Table:
         return 2 * torch.randn(self.vocab, generator=generator)
 
     def keep(self, block):
-        kept = self.kept or [()] * len(block)
-        self.kept = [past + tuple(row) for past, row in zip(kept, block.tolist(), strict=True)]
+        self.kept = [past + tuple(row) for past, row in zip(self.kept, block.tolist(), strict=True)]
 
     def select(self, row):
-        if self.kept:
-            self.kept = [self.kept[i] for i in row.tolist()]
+        self.kept = [self.kept[i] for i in row.tolist()]
 
 
 def best_by_enumeration(table: Table, image: int, size: int, width: int, min_length: int):
@@ -113,12 +117,11 @@ def test_a_wide_beam_over_blocks_finds_the_best_of_all_captions_where_greedy_dec
     worse = 0
     for seed in range(6):
         text = fully_masked(torch.tensor([4, 4]), 5)
-        found = search_blocks(Table(2, seed), text, size, 5, 200, min_length)
-        greedy = search_blocks(Table(2, seed), text, size, 5, 1, min_length)
+        found = search_blocks(Table(seed, rows=400), text, size, 5, 200, min_length)
+        greedy = search_blocks(Table(seed), text, size, 5, 1, min_length)
         for image in range(2):
-            best, scores = best_by_enumeration(Table(2, seed), image, size, 6, min_length)
+            best, scores = best_by_enumeration(Table(seed), image, size, 6, min_length)
             assert found.text[image].tolist() == best + [0] * (6 - len(best))
-            one = greedy.text[image]
-            words = tuple(one[1:int(caption_lengths(one[None], 5)) - 1].tolist())
+            words = tuple(greedy.text[image, 1:int(caption_lengths(greedy.text, 5)[image]) - 1].tolist())
             worse += scores[words] < max(scores.values()) - 1e-3
     assert worse > 3

@@ -28,10 +28,12 @@ def next_log_probs(step_logits: StepLogits, text: Tensor, parent: Tensor, vocab_
     return log_probs
 
 
-def check_lengths(min_length: int, max_length: int) -> None:
+def check_search(min_length: int, max_length: int, num_beams: int = 1) -> None:
     if not 0 <= min_length <= max_length:
         raise ValueError(f"a caption cannot have at least {min_length} and at most {max_length} tokens: give "
                          "0 <= min_length <= max_length")
+    if num_beams < 1:
+        raise ValueError(f"beam search needs num_beams >= 1, not {num_beams}")
 
 
 def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded:
@@ -47,9 +49,7 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
     the best finished caption. As log-likelihoods only fall, this is exact.
     Returns SOT to EOT, then padding, [B, max_length + 2]. Lengths count the tokens between SOT and EOT.
     """
-    check_lengths(min_length, max_length)
-    if num_beams < 1:
-        raise ValueError(f"beam search needs num_beams >= 1, not {num_beams}")
+    check_search(min_length, max_length, num_beams)
     eot = eot_id(vocab_size)
     image = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
@@ -92,7 +92,7 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
 def sample(step_logits: StepLogits, batch_size: int, vocab_size: int, max_length: int, sampling: Sampling,
            device: torch.device | str = "cpu", min_length: int = 0) -> Decoded:
     """Draw one caption per image, token by token. Lengths and result are those of `beam_search`."""
-    check_lengths(min_length, max_length)
+    check_search(min_length, max_length)
     rows = torch.arange(batch_size, device=device)
     text = torch.full((batch_size, 1), sot_id(vocab_size), device=device)
     log_prob = torch.zeros(batch_size, 1, device=device)

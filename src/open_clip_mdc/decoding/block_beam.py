@@ -14,7 +14,8 @@ from ..models.captioner import Captioner
 from ..models.interface import Network
 from ..text.packing import partition_indices
 from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id
-from .confidence import fully_masked
+from .beam import check_search
+from .blocks import rows_of
 from .options import OptionError, Search
 from .sampling import Decoded
 
@@ -66,6 +67,7 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
         text: long [B, L]: SOT, masks and EOT.
     """
     eot, (batch, width) = eot_id(vocab_size), text.shape
+    check_search(min_length, width - 2, num_beams)
     image = torch.arange(batch, device=text.device)
     text = text.repeat_interleave(num_beams, 0)
     step, log_prob = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device)
@@ -114,6 +116,6 @@ def search_in_blocks(model: Captioner, image: Tensor, options: Search) -> Decode
     if options.sampling.temperature:
         raise OptionError("{temperature} draws, and {sampler} beam searches: leave out one of them")
     reader = BlockReader(model.text, model.text.project_image(model.encode_image_tokens(image)))
-    lengths = torch.full((len(image),), options.max_length(model.context_length - 2), device=image.device)
-    return search_blocks(reader, fully_masked(lengths, model.vocab_size), model.caption_cfg.block_sizes[0],
-                         model.vocab_size, options.num_beams, options.min_length)
+    rows = rows_of(model, None, options.length, image.device).expand(len(image), -1)
+    return search_blocks(reader, rows, model.caption_cfg.block_sizes[0], model.vocab_size, options.num_beams,
+                         options.min_length)

@@ -54,11 +54,11 @@ def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor
     return Decoded(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
 
-def rows_of(model: Captioner, text: Tensor | None, options: Unmasking, device: torch.device) -> Tensor:
+def rows_of(model: Captioner, text: Tensor | None, length: int | str | None, device: torch.device) -> Tensor:
     """Return the rows to fill in, long [1 or B, L]: a text with gaps, or SOT, masks, and EOT after the most tokens."""
     if text is None:
-        most = Search(length=options.length).max_length(model.context_length - 2)
-        return fully_masked(torch.tensor([most], device=device), model.vocab_size)
+        most = Search(length=length).max_length(model.context_length - 2)
+        return fully_masked(torch.tensor([most], device=device), model.vocab_size, most)
     valid = valid_tokens(text, model.vocab_size)
     text = text.masked_fill(~valid, eot_id(model.vocab_size))
     return text[:, :int(valid.sum(1).max())].to(device)
@@ -90,7 +90,7 @@ def caption_in_blocks(model: Captioner, image_embs: Tensor, text: Tensor | None,
             reader.keep(block)
 
     network = guided(network_of)
-    rows = rows_of(model, text, options, image_embs.device)
+    rows = rows_of(model, text, options.length, image_embs.device)
     # The end of a text with gaps is given.
     forbidden = (sot_id(model.vocab_size),) if text is None else (sot_id(model.vocab_size), eot_id(model.vocab_size))
     rows = rows.expand(len(image_embs), -1).repeat_interleave(options.samples, 0)
