@@ -53,7 +53,6 @@ def ceilings(bench: Bench) -> Iterator[Row]:
     yield {"what": "bfloat16 product", "TFLOP/s": ceiling(bench)}
     big = torch.empty(1 << (20 if bench.small else 32), dtype=torch.uint8, device=bench.device)
     yield {"what": "copy on the device", "GB/s": 2 * big.numel() / bench.milliseconds(big.clone) / 1e6}
-    del big
     weights = torch.zeros(1 << (10 if bench.small else 27), device=bench.device)
     weights.grad = torch.zeros_like(weights)
     for fused in (False, True):  # ideally, both moments and the weights are read and written, and the gradient read

@@ -179,10 +179,7 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
 
 
 def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[tuple[Run, int]]:
-    """Return the further runs of an evaluation.
-
-    The CLIP run of the same seed guides decoding, and that of the next seed scores. A blind twin is beside `guide`.
-    """
+    """Return the further runs of an evaluation: `guide` of the same seed, and `clipscore` of the next one."""
     return list(dict.fromkeys((run, seed + later) for run, later in ((evaluation.guide, 0), (evaluation.clipscore, 1))
                               if run for seed in seeds))
 

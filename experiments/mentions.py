@@ -107,6 +107,12 @@ def as_trained(model: Captioner, text: Tensor, draws: int, generator: torch.Gene
     return found
 
 
+def predicted_places(noised: NoisedCaptions) -> tuple[Tensor, Tensor]:
+    """Return the rows of the predicted tokens, and their positions in the captions, long [M] each."""
+    row, place = noised.loss_mask.nonzero(as_tuple=True)
+    return row, place if noised.position is None else noised.position[row, place]
+
+
 def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tensor, mentions: Tensor,
             corruptions: list[NoisedCaptions], world: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """Return the means of weight, and of weight times each measure, over corruptions of each mention.
@@ -125,8 +131,7 @@ def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tens
     sums = {name: torch.zeros(mentions.shape, dtype=torch.float64) for name in (*MEASURES, "weight")}
     for noised in corruptions:
         captions = pack(text, noised, model.vocab_size).to(image_embs.device)
-        row, place = noised.loss_mask.nonzero(as_tuple=True)
-        predicted = row, place if noised.position is None else noised.position[row, place]
+        predicted = predicted_places(noised)
 
         def by_mention(values: Tensor, predicted: tuple = predicted) -> Tensor:
             return values.new_zeros(text.shape).index_put(predicted, values).gather(1, mentions)
@@ -134,7 +139,7 @@ def measure(model: Captioner, image_embs: Tensor, null_image: Tensor, text: Tens
         losses = by_mention(model.token_nll(image_embs, captions).cpu())
         with torch.no_grad():
             without = by_mention(model.token_nll(null_image.expand_as(image_embs), captions).cpu())
-        weight = by_mention(noised.weight[row, place]).double()
+        weight = by_mention(noised.weight[noised.loss_mask]).double()
         norms = torch.stack([torch.autograd.grad(losses[:, k].sum(), image_embs, retain_graph=True)[0].flatten(1)
                              .norm(dim=1).cpu() for k in range(mentions.shape[1])], 1)
         losses = losses.detach()

@@ -54,10 +54,11 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
     first, tuned = ([(run, seed) for seed in seeds for run in stage] for stage in runs_of(cells))
     guides = [helper for cell in cells for _, seed in commands.evaluated(scale, [cell.run], seeds, place, needed)
               for helper in commands.helping(cell.evaluation, [seed])]
-    tuned += [(run, seed) for run, seed in guides if isinstance(run.start, Run)]
+    for run, seed in guides:
+        (tuned if isinstance(run.start, Run) else first).append((run, seed))
     needed = needed.union(guides)
     needed = needed.union((run.start, seed) for run, seed in tuned if (run, seed) in needed and not trained(run, seed))
-    for stage in (dict.fromkeys([*first, *(guide for guide in guides if guide not in tuned)]), dict.fromkeys(tuned)):
+    for stage in map(dict.fromkeys, (first, tuned)):
         yield [Step(run.name(seed), commands.train(scale, run, seed, place), commands.recipe(scale, run, seed),
                     commands.folder(run, seed, place)) for run, seed in stage
                if (run, seed) in needed and not trained(run, seed)]

@@ -36,7 +36,7 @@ from open_clip_mdc.text.packing import NoisedCaptions, pack
 
 from .contexts import left_context
 from .flickr8k import grey_image
-from .mentions import as_trained, keep
+from .mentions import as_trained, keep, predicted_places
 from .tables.position import DRAWS, PLACES
 
 PHOTOGRAPHS = 20  # in a batch
@@ -68,14 +68,12 @@ def measure(model: Captioner, blind: Captioner, image_embs: Tensor, grey: Tensor
     sums = {name: torch.zeros(len(text), 2, dtype=torch.float64) for name in (*MEASURES, "weight")}
     for noised in corruptions:
         captions = pack(text, noised, model.vocab_size)
-        row, place = noised.loss_mask.nonzero(as_tuple=True)
-        predicted = row, place if noised.position is None else noised.position[row, place]  # of two streams
         losses = model.token_nll(image_embs, captions)
         without = blind.token_nll(grey.expand_as(image_embs), captions)
         values = {"loss": losses, "blind": without, "gain": without - losses, "weight": torch.ones_like(losses)}
         for name, value in values.items():
             by_place = torch.zeros(text.shape, dtype=torch.float64)
-            by_place[predicted] = (captions.predicted.weight * value).double()
+            by_place[predicted_places(noised)] = (captions.predicted.weight * value).double()
             sums[name] += (words * by_place[:, None]).sum(2) / len(corruptions)
     return sums
 

@@ -61,7 +61,7 @@ def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
     sentences nobody knows the best guess. There it is by how much the blind twin loses less on a sentence said second.
     """
     if cell.evaluation.task == "sentences":
-        left = "" if cell.row.startswith("ARC") else "left "
+        left = "" if tables.always_left(cell.row) else "left "
         return against(side(results, scale, cell._replace(column=f"{left}blind, second"), fall), 0.0)
     return against(side(results, scale, cell._replace(column=f"{CHECK}, second"), partial(mean_at, "second")), 0.0)
 
@@ -93,10 +93,9 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
         margin = MARGIN if claim.level else None
         one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
         finding = against(left, 1.0, margin, level=True) if one else compare(left, right, margin, claim.level)
-        failed = [f"{cells[0].row} {faults[cells[0].row][0]}" for cells in (claim.left, claim.right)
-                  if finding.difference is not None and faults[cells[0].row]]
-        rows.append(claims.Row(claim, "no verdict" if failed else "", failed[0] if failed else "", finding,
-                               margin=margin))
+        why = next((f"{cell.row} {fault}" for cell in (claim.left[0], claim.right[0]) for fault in faults[cell.row]
+                    if finding.difference is not None), "")
+        rows.append(claims.Row(claim, "no verdict" if why else "", why, finding, margin=margin))
     verdicts = iter(decide(row.finding for row in rows if not row.verdict))
     return [row if row.verdict else row._replace(verdict=claims.says(verdict := next(verdicts), row.claim.level),
                                                  p=verdict.p, p_within=verdict.p_within) for row in rows]
@@ -153,14 +152,14 @@ def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: l
             continue
         check = uses_words(results, scale, cell)
         for context, label in tables.CONTEXTS.items():
-            if context and cell.row.startswith("ARC"):
-                continue  # it reads nothing else as trained
+            if context and tables.always_left(cell.row):
+                continue
             ratio = against(side(results, scale, cell._replace(column=f"{context}gain, first"), share), 0.0)
             lines.append([cell.row, label, *(
                 " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
                 for measure in ("loss", "gain")), shown(ratio),
-                f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or cell.row.startswith("ARC") else "",
-                str(ratio.seeds)])
+                f"{'yes' if passes(check) else 'no'}: {shown(check)}"
+                if context or tables.always_left(cell.row) else "", str(ratio.seeds)])
     return "\n".join([markdown_table(["", "context", "loss a word, first / second", "gain a word, first / second",
                                       "gain, ratio (95 %)", "uses the other words", "seeds"], lines),
                       "", verdict_table(WHAT, shown, ledger), ""])

@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
     scale: float = 100.0
     weight: str | None = None  # name of a count that weights the data sets in their average. By default all are equal
     sizes: tuple[int, ...] = ()  # test images or cases of each data set, where results do not say it
-    guide: Run | None = None  # CLIP run of the same seed that guides decoding or reranks, as the flags say
+    guide: Run | None = None  # of the same seed: CLIP, which guides or reranks, or the sighted twin of a blind run
     clipscore: Run | None = None  # CLIP run of the next seed that gives CLIPScore
 
 

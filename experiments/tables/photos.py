@@ -11,15 +11,14 @@ from pathlib import Path
 
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
 from .curves import draw_bands
+from .position import BETWEEN
 from .scale import Scale
 
 RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12", "auto")),
                    ("--caption_length", "auto", "--repeats", "avoid")),
            "ARC": (("--num_beams", "1"), ("--num_beams", "6"), ("--num_beams", "6", "--min_length", "9")),
-           # Between both: half of the rows each, and blocks of four tokens.
            "Mix": (("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9")),
-           "blocks": ((), ("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9"))}
-MODELS = {"Mix": "Mix-{}-arc50", "blocks": "MDC-{}-b4"}  # of an objective that is not the model's first word
+           "blocks of 4": ((), ("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9"))}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)
@@ -28,7 +27,7 @@ BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}
 
 
 def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
-    return Run(MODELS.get(objective, objective + "-{}").format(scale.backbone), scale.alt, locked=locked)
+    return Run(BETWEEN[objective].format(scale.backbone), scale.alt, locked=locked)
 
 
 def photos(scale: Scale) -> Iterator[Cell]:

@@ -25,12 +25,10 @@ CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measu
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
 MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
-# Rows of `sentences`: an objective's row, and by how much longer than the scale's two epochs it is trained.
-LONGER = 4
-SENTENCES = {"MDC": ("MDC-{}", 1), "ARC": ("ARC-{}", 1), "MDC, 8 epochs": ("MDC-{}", LONGER),
-             "blocks of 4": ("MDC-{}-b4", 1)}
+# Rows of `sentences`: the objective, and how many times longer than the scale's two epochs it is trained.
+SENTENCES = {"MDC": ("MDC", 1), "ARC": ("ARC", 1), "MDC, 8 epochs": ("MDC", 4), "blocks of 4": ("blocks of 4", 1)}
 # Rows whose network was trained on by the same steps as its twin, one with photographs and one without.
-EQUAL = ("ARC", "MDC, 8 epochs", "blocks of 4")
+EQUAL, EQUAL_FLAG = ("ARC", "MDC, 8 epochs", "blocks of 4"), ("--equal-steps",)  # which names the folder of results
 DRAWS = 8  # random corruptions of each caption
 
 SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
@@ -68,18 +66,21 @@ def contexts(scale: Scale) -> Iterator[Cell]:
                                               scale=1.0), block=data, competes=False)
 
 
+def always_left(row: str) -> bool:
+    """Return whether a row of `sentences` reads the words to the left, and no others, as it was trained."""
+    return row.startswith("ARC")
+
+
 def sentences(scale: Scale) -> Iterator[Cell]:
     """Yield what a photograph tells of a sentence that stands first or second, beyond what a blind twin knows."""
-    rows = [(row, *SENTENCES[row], None) for row in SENTENCES] + [
-        (f"{row}, equal steps", *SENTENCES[row], "again") for row in EQUAL]
-    for row, model, epochs, again in rows if "sentences" in scale.tables else ():
-        first = Run(model.format(scale.backbone), scale.alt, epochs=epochs, locked=True)
-        sighted, flags = (first._replace(data=again, start=first), ("--equal-steps",)) if again else (None, ())
-        contexts = list(CONTEXTS)[:1] if row.startswith("ARC") else CONTEXTS  # ARC always has the words to the left
+    rows = SENTENCES | {f"{row}, equal steps": SENTENCES[row] for row in EQUAL}
+    for row, (objective, epochs) in rows.items() if "sentences" in scale.tables else ():
+        first = Run(BETWEEN[objective].format(scale.backbone), scale.alt, epochs=epochs, locked=True)
+        sighted, flags = (None, ()) if row in SENTENCES else (first._replace(data="again", start=first), EQUAL_FLAG)
+        contexts = list(CONTEXTS)[:1] if always_left(row) else CONTEXTS
         for measure in (context + measure for context in contexts for measure in ("loss", "gain")):
             for place in PLACES:
                 metric = f"{measure}_{place}".replace(" ", "_")
-                # The flag names the folder of the results.
                 yield Cell(row, f"{measure}, {place}", first._replace(data="blind", start=first), Evaluation(
                     "sentences", "{out}/data/held-out/00000.tar", ("sentences",), metric, flags, 1.0, guide=sighted),
                     competes=False)

@@ -78,10 +78,9 @@ def test_a_result_says_when_and_from_which_commit_it_was_made(tmp_path):
     def git(*command):
         subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True)
 
-    (tmp_path / "own").mkdir()
-    (tmp_path / "installed").mkdir()  # as a package in a .venv that lies in somebody's checkout
-    (tmp_path / "own" / "a.py").touch()
-    (tmp_path / "installed" / "a.py").touch()
+    for folder in ("own", "installed"):  # as a package in a .venv that lies in somebody's checkout
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").touch()
     assert commit(tmp_path / "own") is None
     git("init", "-q")
     git("add", "own")
@@ -90,8 +89,8 @@ def test_a_result_says_when_and_from_which_commit_it_was_made(tmp_path):
     before = datetime.now(timezone.utc).replace(microsecond=0)
     results.write(tmp_path / "x.json", {"model": "mdc"}, {"acc": 0.5})
     made = strict(tmp_path / "x.json")["made"]
-    assert before <= datetime.fromisoformat(made["date"]) <= datetime.now(timezone.utc)
-    assert "torch" in made["environment"] and "commit" in made
+    assert before <= datetime.fromisoformat(made["date"]) <= datetime.now(timezone.utc) and "commit" in made
+    assert "torch" in made["environment"]
 
 
 def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, data):

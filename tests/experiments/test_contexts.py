@@ -14,7 +14,7 @@ from helpers import dry_run
 from experiments import commands
 from experiments.contexts import left_context
 from experiments.flickr8k import sentence_pairs
-from experiments.mentions import as_trained, visible_tokens
+from experiments.mentions import as_trained, predicted_places, visible_tokens
 from experiments.report import claims, contexts
 from experiments.report.results import Result
 from experiments.sentences import LEFT, from_the_left, measure, words_of
@@ -79,8 +79,7 @@ def test_the_left_context_shows_all_words_before_the_asked_one_and_no_other(obje
         seen = visible_tokens(noised, TEXT, asked[:, None])[:, 0]
         words = valid_tokens(TEXT, VOCAB)  # a masked row shows how long the caption is, and no word after the asked one
         assert torch.equal(seen & words, (torch.arange(TEXT.shape[1]) < asked[:, None]) & words)
-        row, place = noised.loss_mask.nonzero(as_tuple=True)
-        position = place if noised.position is None else noised.position[row, place]
+        row, position = predicted_places(noised)
         assert row.tolist() == [0, 1, 2] and torch.equal(position, asked)
 
 
@@ -233,20 +232,20 @@ def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_senten
 
 def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):
     printed = dry_run("--scale", "sentences", "--tables", "sentences", "--seeds", "0", "--out", str(tmp_path / "out"))
-    trained = {words[words.index("--name") + 1]: words for words in printed if "--train-data" in words}
-    names, pairs = list(trained), []
+    trained = [{name: value for name, value in zip(words, words[1:], strict=False) if name.startswith("--")}
+               for words in printed if "--train-data" in words]
+    names, pairs = [flags["--name"] for flags in trained], []
     for words in printed:
         if "experiments.sentences" in words:
             blind, data = words.index("--blind"), words.index("--data")
             pairs += zip(words[words.index("--pretrained") + 1:blind], words[blind + 1:data], strict=True)
     assert len(pairs) == len(tables.SENTENCES) + len(tables.EQUAL)
-    for number, (sighted, blind) in enumerate(pairs):
-        one, twin = (trained[path.split("/")[-3]] for path in (sighted, blind))
-        assert twin[twin.index("--pretrained") + 1].split("/")[-3] in names and "--lock-image" in twin
+    for number, paths in enumerate(pairs):
+        places = [names.index(path.split("/")[-3]) for path in paths]
+        one, twin = (trained[place] for place in places)
+        assert twin["--pretrained"].split("/")[-3] in names[:places[1]] and "--lock-image" in twin
         if number < len(tables.SENTENCES):
-            assert twin[twin.index("--pretrained") + 1] == sighted
-        else:  # both go on from the same weights by the same steps, and after the training that they go on from
-            unlike = {words for words, others in zip(one, twin, strict=True) if words != others}
-            assert unlike == {one[one.index("--train-data") + 1], one[one.index("--name") + 1]}
-            start = one[one.index("--pretrained") + 1].split("/")[-3]
-            assert names.index(start) < names.index(one[one.index("--name") + 1])
+            assert twin["--pretrained"] == paths[0]
+        else:  # both go on from the same weights by the same steps
+            assert {name for name in one | twin if one.get(name) != twin.get(name)} == {"--train-data", "--name"}
+            assert one["--pretrained"].split("/")[-3] in names[:places[0]]
