@@ -1,7 +1,7 @@
 """lmms-eval's `--model open_clip_mdc`: captions, yes or no, and choices by their likelihood.
 
 Answers are yielded one after another, not returned as a list. So lmms-eval's response cache (`--use_cache`) has each of
-them when the next one is computed, and a run that is killed goes on from there.
+them when the next one is computed, and a run that is killed resumes there.
 
 Dimensions: B images, C captions of an image, P patches, D width.
 """

@@ -1,8 +1,8 @@
 """File locks, so that processes that fill one folder, on one machine or several, share the work and do not repeat it.
 
-A process that makes FOLDER/NAME holds a lock on the hidden file FOLDER/.NAME.lock, which goes once NAME is there. A
-lock ends with its process, so it is never stale. If a file is locked, a process makes another one first, and waits for
-locked files at the end. Machines share locks through NFS, Lustre (-o flock), GPFS or CephFS.
+A process that makes FOLDER/NAME holds a lock on the hidden file FOLDER/.NAME.lock, which is removed once NAME is there.
+A lock ends with its process, so it is never stale. If a file is locked, a process makes another one first, and waits
+for locked files at the end. Machines share locks through NFS, Lustre (-o flock), GPFS or CephFS.
 """
 import sys
 from collections.abc import Callable

@@ -14,7 +14,7 @@ weights ("random"), and the image in patches of 32 x 32 pixels without a network
     OUT/data/                        train, test, gallery (retrieval) and pairs, all made from your photographs
     OUT/card.jsonl                   settings, and each part that is done
 
-If it was stopped, the same command resumes: parts that are done are kept, and a training goes on after its last epoch.
+If it was stopped, the same command resumes: parts that are done are kept, and a training resumes after its last epoch.
 """
 import argparse
 import re
