@@ -47,6 +47,7 @@ help:
 	@echo "make table6 figure7 mcdiffusion               test the claims of MC-Diffusion (scenes, flickr8k, cub)"
 	@echo "make table7 figure8 ... figure11 article      test the claims of a summary article (scenes, flickr8k without figure8)"
 	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
+	@echo "make between               what lies between ARC and MDC: blocks, and captioners that learn both ways (2 h)"
 	@echo "make photos                caption photographs with a small decoder on a trained encoder, an hour of two cores"
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder,"
 	@echo "     SCALE=photos-unlocked to train the encoder, too"
@@ -153,7 +154,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims compared
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers epochs repetition position contexts sentences
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers epochs repetition position contexts between sentences
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
@@ -165,7 +166,7 @@ photos: override SCALE := $(SCALE:scenes=photos)
 photos towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
 position: override SCALE := position
-contexts: override SCALE := contexts
+contexts between: override SCALE := contexts
 sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)

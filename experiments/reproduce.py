@@ -50,7 +50,8 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    ledgers = {"position": (*position.LEDGERS, "lastsaid")} | {name: (name,) for name in contexts.LEDGERS}
+    ledgers = {"position": (*position.LEDGERS, "lastsaid"), "contexts": ("contexts", "between"),
+               "sentences": ("sentences",)}
     for claim in (claim for ledger in ledgers.get(scale, LEDGERS) for claim in claims.claims_of(ledger, SCALES[scale])):
         if claim.id == short:
             if not claim.left or not claim.right:

@@ -14,6 +14,7 @@ from pathlib import Path
 from .. import commands
 from ..commands import Place
 from ..tables import article, curves, mcdiffusion, photos
+from ..tables import position as places
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
@@ -41,11 +42,13 @@ TITLES = {
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "position": "Does a token's visual signal depend on its place?",
     "contexts": "One network, two contexts",
+    "between": "What lies between ARC and MDC",
     "sentences": "Two sentences of a photograph, in both orders",
     "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition")
-WITH_CLAIMS = (*LEDGERS, "position", *contexts.LEDGERS, "lastsaid")
+BELOW_TABLES = ("lastsaid", "between")  # ledgers on the rows of the table of their name
+WITH_CLAIMS = (*LEDGERS, "position", *contexts.LEDGERS, *BELOW_TABLES)
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -120,7 +123,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
-            if name == "lastsaid":
+            if name in BELOW_TABLES:
                 rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
                 page += "\n" + claims.ledger(rows, results, scale)
             page += environments(cells, numbers, place)
@@ -128,6 +131,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
             if name == "photos":
                 page += photos.note(cells, numbers)
+            if name == "between":
+                places.plot_between(cells, numbers, folder / f"{name}.png")
             if name == "epochs":
                 photos.plot(cells, numbers, folder / f"{name}.png")
             if name == "curves":

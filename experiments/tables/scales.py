@@ -261,7 +261,16 @@ POSITION = Scale(
     prepare=position.PREPARE,
 )
 # Four times as long, so that a masked network has learnt to use the other words, which it does late.
-CONTEXTS = POSITION._replace(name="contexts", tables=("contexts",), epochs=4, prepare=position.PREPARE[:2])
+CONTEXTS = POSITION._replace(
+    name="contexts", tables=("contexts", "between"), epochs=4,
+    draws=64, eval_flags=CPU["eval_flags"], margin=2.0, cider_margin=20.0,
+    probes={name: Probe(f"wds/probe-{name}", 1600) for name in ("colour", "shape")},
+    probe_root="{out}/data/pairs/{{dataset_cleaned}}", selection=pairs("{out}/data/pairs/sugarcrepe", "swap_att", 400),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "mentions", None, ("auto",)),),
+    prepare=(*position.PREPARE[:2],
+             made("captions", "open_clip_mdc prepare shards --captions-key captions --test "
+                              "{out}/data/r90/val/00000.tar", "between"),
+             made("pairs", "open_clip_mdc scenes --world mentions --num-train 1 --num-val 1 --num-pairs 400", "between")))
 
 SCALES = {scale.name: scale for scale in (
     PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, SENTENCES, CUB,
