@@ -94,8 +94,6 @@ demo: | $(SCENES)
 	    $(EVAL) --model $$model --pretrained $(DEMO)/$$model --dataset sugar_crepe/swap_att \
 	        --dataset_root $(SCENES)/sugarcrepe --scorer $$scorer \
 	        --output "$(RESULTS)/{dataset}-$$scorer.json" || exit; done
-	$(BIN)/python -m experiments.reconstruct --pretrained $(DEMO)/mdc --data $(SCENES)/val/00000.tar \
-	    --out $(DEMO)/reconstructions.png
 	@$(BIN)/open_clip_mdc caption --pretrained $(DEMO)/mdc $(SCENES)/val/00000.tar --limit 8 --length auto \
 	    --out $(DEMO)/captions.jsonl --html $(DEMO)/captions.html > /dev/null
 	@$(BIN)/python -m experiments.demo --demo $(DEMO) --scenes $(DEMO_SCENES) --epochs $(DEMO_EPOCHS)

@@ -4,6 +4,7 @@ The ratio of a measure is (X2 / W2) / (X1 / W1), with X and W as in position.py.
 as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
 (x2 - r2 w2) / W2 / r1 - ratio (x1 - r1 w1) / (r1 W1), where r = X / W at each place.
 """
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -108,30 +109,35 @@ def shown(finding: Finding) -> str:
     return f"{finding.difference:.3f}{low_high}"
 
 
+def read_rows(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
+              measures: tuple[str, ...]) -> Iterator[tuple[Cell, str, dict[str, Finding], list[str]]]:
+    """Yield each row in each of its contexts: a cell, the context, its ratios, and its text in a table."""
+    means = {(cell.row, cell.column): fmean(by_seed.values())
+             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
+    for cell in cells:
+        if cell.column != "gain, first" or (cell.row, cell.column) not in means:
+            continue
+        check, alone = uses_words(results, scale, cell), tables.always_left(cell.row)
+        for context, label in list(tables.CONTEXTS.items())[:1 if alone else None]:
+            ratios = {measure: against(side(results, scale, cell._replace(column=f"{context}{measure}, first"), share),
+                                       0.0) for measure in measures}
+            yield cell, label, ratios, [label, *(
+                " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
+                for measure in ("loss", "gain")), *map(shown, ratios.values()),
+                f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or alone else "", str(check.seeds)]
+
+
 def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
          ledger: list[claims.Row], path: Path) -> str:
     """Return the table of ratios in both contexts, and the verdicts, as Markdown, and write PATH.png."""
     from open_clip_mdc.data.files import new_file
     from open_clip_mdc.data.markdown import markdown_table
-    means = {(row_of(cell), cell.column): fmean(by_seed.values())
-             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
     lines, drawn = [], {}
-    for cell in cells:
+    for cell, label, ratios, line in read_rows(results, scale, cells, numbers, ("gain", "gradient", "gap")):
         row = row_of(cell)
-        if cell.column != "gain, first" or (row, cell.column) not in means:
-            continue
-        check = uses_words(results, scale, cell)
-        for context, label in tables.CONTEXTS.items():
-            shares = {measure: against(
-                side(results, scale, cell._replace(column=f"{context}{measure}, first"), share), 0.0)
-                for measure in ("gain", "gradient", "gap")}
-            if row.data == "r90":
-                drawn.setdefault(label, {})[row.objective] = shares
-            lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, label,
-                          *(" / ".join(f"{means[row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
-                            for measure in ("loss", "gain")), *map(shown, shares.values()),
-                          f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context else "",
-                          str(check.seeds)])
+        if row.data == "r90":
+            drawn.setdefault(label, {})[row.objective] = ratios
+        lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, *line])
     with new_file(path.with_suffix(".png")) as partial:
         plot(drawn).savefig(partial, format="png", dpi=100)
     return "\n".join([
@@ -144,22 +150,7 @@ def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: l
                       ledger: list[claims.Row]) -> str:
     """Return the ratios of both sentences' gains, and the verdicts, as Markdown."""
     from open_clip_mdc.data.markdown import markdown_table
-    means = {(cell.row, cell.column): fmean(by_seed.values())
-             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
-    lines = []
-    for cell in cells:
-        if cell.column != "gain, first" or (cell.row, cell.column) not in means:
-            continue
-        check = uses_words(results, scale, cell)
-        for context, label in tables.CONTEXTS.items():
-            if context and tables.always_left(cell.row):
-                continue
-            ratio = against(side(results, scale, cell._replace(column=f"{context}gain, first"), share), 0.0)
-            lines.append([cell.row, label, *(
-                " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
-                for measure in ("loss", "gain")), shown(ratio),
-                f"{'yes' if passes(check) else 'no'}: {shown(check)}"
-                if context or tables.always_left(cell.row) else "", str(ratio.seeds)])
+    lines = [[cell.row, *line] for cell, _, _, line in read_rows(results, scale, cells, numbers, ("gain",))]
     return "\n".join([markdown_table(["", "context", "loss a word, first / second", "gain a word, first / second",
                                       "gain, ratio (95 %)", "uses the other words", "seeds"], lines),
                       "", verdict_table(WHAT, shown, ledger), ""])

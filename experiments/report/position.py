@@ -103,9 +103,7 @@ def verdict_table(what: str, shown: Callable[[Finding], str], ledger: list[claim
 
 def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
          ledgers: list[list[claims.Row]], path: Path) -> str:
-    """Return the tables as Markdown, and write PATH.csv and PATH.png."""
-    import pandas as pd
-
+    """Return the tables as Markdown, and write PATH.png."""
     from open_clip_mdc.data.files import new_file
     from open_clip_mdc.data.markdown import markdown_table
     means = {(row_of(cell), cell.column): fmean(by_seed.values())
@@ -114,7 +112,7 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
     sides = {measure: {row_of(cell): side(results, scale, cell) for cell in cells
                        if cell.column == f"{measure}, {tables.PLACES[0]}"} for measure in TESTED}
     ratios = {measure: {row: against_one(found) for row, found in of.items()} for measure, of in sides.items()}
-    lines, table = [], []
+    lines = []
     for row in of_rows:
         if (row, "gap, first") not in means:
             continue
@@ -123,14 +121,6 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
         lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective,
                       *(" / ".join(f"{x:.3f}" for x in pairs[measure]) for measure in ("loss", "gap", "gain")),
                       *(shown_ratio(ratios[measure][row]) for measure in TESTED), str(seeds)])
-        for measure, (first, second) in pairs.items():
-            finding = ratios[measure][row] if measure in TESTED else Finding()
-            low, high = finding.interval or (None, None)
-            table.append(dict(redundancy=tables.REDUNDANCIES[row.data], objective=row.objective, measure=measure,
-                              first=first, second=second, log_ratio=finding.difference, low=low, high=high,
-                              seeds=seeds))
-    with new_file(path.with_suffix(".csv")) as partial:
-        pd.DataFrame(table).to_csv(partial, index=False)
     with new_file(path.with_suffix(".png")) as partial:
         plot(means, ratios).savefig(partial, format="png", dpi=100)
     verdicts = [verdict_table("ratio, or ratio of ratios (95 %)", shown_ratio, ledger) for ledger in ledgers]

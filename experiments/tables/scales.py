@@ -270,7 +270,8 @@ CONTEXTS = POSITION._replace(
     prepare=(*position.PREPARE[:2],
              made("captions", "open_clip_mdc prepare shards --captions-key captions --test "
                               "{out}/data/r90/val/00000.tar", "between"),
-             made("pairs", "open_clip_mdc scenes --world mentions --num-train 1 --num-val 1 --num-pairs 400", "between")))
+             made("pairs", "open_clip_mdc scenes --world mentions --num-train 1 --num-val 1 --num-pairs 400",
+                  "between")))
 
 SCALES = {scale.name: scale for scale in (
     PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, SENTENCES, CUB,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import VOCAB, captions, images, magnified
 from helpers import dry_run
+from PIL import Image
 
 from experiments import commands
 from experiments.contexts import left_context
@@ -144,6 +145,20 @@ def test_the_command_measures_both_contexts_of_every_row(tmp_path):
     measuring = [command for command in commands if "experiments.mentions" in command]
     assert len(measuring) == 2 and all("--contexts" in command for command in measuring)
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) + 2
+
+
+def test_between_has_one_network_at_both_ends_of_its_lines_and_draws_them(tmp_path):
+    cells = list(tables.between(CONTEXTS))
+    of_row = {row: {(cell.column, cell.run, cell.evaluation) for cell in cells if cell.row == row}
+              for row in dict.fromkeys(cell.row for cell in cells)}
+    assert of_row["blocks, 1"] == of_row["Mix, 100 %"] and of_row["blocks, whole"] == of_row["Mix, 0 %"]
+    assert of_row["Mix by beam, 50 %"] < {(column, run, evaluation._replace(flags=("--sampler", "beam")))
+                                          for column, run, evaluation in of_row["Mix, 50 %"]}
+    commands = dry_run("--scale", "contexts", "--tables", "between", "--seeds", "0", "--out", str(tmp_path / "out"))
+    assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) - 1  # all but CapPa
+    assert len([c for c in claims.claims_of("between", CONTEXTS) if c.left and c.right]) == 10
+    tables.plot_between(cells, [{0: 1.0, 1: 2.0} for _ in cells], tmp_path / "between.png")
+    assert Image.open(tmp_path / "between.png").width == 300 * len({cell.column for cell in cells} - {"Average"})
 
 
 def test_words_of_both_sentences_are_found_without_full_stops():

@@ -34,8 +34,8 @@ TOOLS = {
     "export": "export a model for OpenCLIP, timm, transformers and torch, and upload it to the Hugging Face hub",
 }
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
-MOVED = {"lengths": "make figure3", "reconstruct": "make demo", "schedule-search": "docs/training.md",
-         "judge": "make table3", "prepare cub": "docs/data.md", "prepare recap": "docs/data.md"}
+MOVED = {"lengths": "make figure3", "schedule-search": "docs/training.md", "judge": "make table3",
+         "prepare cub": "docs/data.md", "prepare recap": "docs/data.md"}
 # The modules that send shards to Ray, where the tool's `worker` writes a table of each. They import no torch.
 DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
            "score": "open_clip_mdc.cli.score_pairs"}
