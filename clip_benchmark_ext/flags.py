@@ -118,6 +118,8 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
     from open_clip_mdc.objectives.replace import STEPS
     if cfg is None and flags.clip:
         raise ValueError(f"--clip needs a captioner, such as MDC- and ARC- models, which {args.model} is not")
+    if cfg is not None and not objective_of(cfg).scorers:
+        raise ValueError("this model can only fill in words of captions: evaluate it by --task cloze or linear_probe")
     asked = {name: value for name in OPTIONS if (value := getattr(flags, DECODING[name])) is not None}
     causal = decoding.searches(asked, cfg and objective_of(cfg))
     decoding.check_clip(asked)
