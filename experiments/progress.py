@@ -92,7 +92,8 @@ def watch(title: str, going: dict[Future, Step], logs: Path) -> None:
     """Show how far the steps are until all are done. Raises the error of the first that failed."""
     from tqdm import tqdm
     steps = len(going)
-    with tqdm(total=steps, desc=f"{title} (logs: {logs}/)", mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
+    with tqdm(total=steps, desc=f"{title} (logs: {logs}/)", miniters=0,
+              mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
               bar_format="{desc} {percentage:3.0f} % |{bar:20}| {elapsed} gone, {remaining} to go{postfix}") as bar:
         while going:
             done, _ = wait(going, SECONDS, FIRST_COMPLETED)
