@@ -37,7 +37,7 @@ CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measu
 # The share of objects whose shape is the one that goes with their colour. All objectives are trained at the first
 # value, MDC and ARC at each.
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
-GAIN = "gain, second word"
+GAIN = "gain, 1/1000 nats"
 MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
 # Rows of `sentences`: the objective, and how many times longer than the scale's two epochs it is trained.
@@ -89,7 +89,7 @@ def between(scale: Scale) -> Iterator[Cell]:
     for line, points in LINES.items() if "between" in scale.tables else ():
         for x, (objective, flags) in points.items():
             row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt)
-            measured = {GAIN: of_contexts(scale.alt, "gain", "second"), **probes(scale)} | {
+            measured = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0), **probes(scale)} | {
                 f"{s.label}, debiased": Evaluation("image_caption_selection", s.root, s.subsets, "text_acc_debiased",
                                                    sizes=(s.cases,)) for s in scale.selection}
             for column, evaluation in measured.items() if line != BY_BEAM else ():
