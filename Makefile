@@ -169,7 +169,7 @@ sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
-	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid)
+	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid) $(if $(filter photos,$@),likelihoods)
 
 # Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages and figures.
 .PHONY: reproduce results

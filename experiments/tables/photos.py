@@ -1,10 +1,11 @@
 """Captioners of photographs that start from a trained image encoder, which the paper does not have.
 
-    photos  MDC, ARC and two objectives between them by ways of decoding, of which the best is chosen on validation
-            photographs. The encoder is locked, or trained in the last epoch (SCALE=photos-unlocked)
-    towers  encoders after training by each objective, beside the same encoder when it is locked
-    epochs  the same few captions many times. Masked diffusion language models keep learning where autoregressive ones
-            overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
+    photos       MDC, ARC and two objectives between them by ways of decoding, of which the best is chosen on validation
+                 photographs. The encoder is locked, or trained in the last epoch (SCALE=photos-unlocked)
+    likelihoods  which caption or word fits a test photograph, by the same models
+    towers       encoders after training by each objective, beside the same encoder when it is locked
+    epochs       the same few captions many times. Masked diffusion language models keep learning where autoregressive
+                 ones overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
 """
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,6 +43,24 @@ def photos(scale: Scale) -> Iterator[Cell]:
                     ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
 
 
+def pair_cells(scale: Scale, row: str, run: Run, kinds: tuple[str, ...]) -> Iterator[Cell]:
+    """Yield the pairs of right and wrong captions, each by likelihoods of some kinds."""
+    for kind in kinds:
+        for s in scale.selection:
+            yield Cell(row, f"{s.label}{kind.replace('_', ', ')}", run, Evaluation(
+                "image_caption_selection", s.root, s.subsets, f"text_acc{kind}", sizes=(s.cases,)))
+
+
+def likelihoods(scale: Scale) -> Iterator[Cell]:
+    test = scale.captioning[-1]
+    for objective in RECIPES if "likelihoods" in scale.tables else ():
+        run = run_of(scale, objective, locked=not scale.free)
+        yield from pair_cells(scale, objective, run, ("_debiased",))
+        for kind in ("", "_blind"):
+            yield Cell(objective, f"hidden word{kind.replace('_', ', ')}", run, Evaluation(
+                "cloze", test.root, (test.dataset,), f"choice_acc{kind}"))
+
+
 def towers(scale: Scale) -> Iterator[Cell]:
     """Yield captions, their likelihood, and probes of the encoder."""
     for objective in OBJECTIVES if "towers" in scale.tables else ():
@@ -49,10 +68,7 @@ def towers(scale: Scale) -> Iterator[Cell]:
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
             yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY),
                                      length_flags(scale, objective), where=(test.root, test.dataset))
-            for kind in ("", "_debiased"):
-                for s in scale.selection:
-                    yield Cell(row, f"{s.label}{kind.replace('_', ', ')}", run, Evaluation(
-                        "image_caption_selection", s.root, s.subsets, f"text_acc{kind}", sizes=(s.cases,)))
+            yield from pair_cells(scale, row, run, ("", "_debiased"))
             yield Cell(row, next(iter(scale.probes)), run, probe(scale), competes=not locked)
 
 
@@ -90,4 +106,4 @@ def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None
                xticks=EPOCHS, xticklabels=EPOCHS)
 
 
-TABLES = {"photos": photos, "towers": towers, "epochs": epochs}
+TABLES = {"photos": photos, "likelihoods": likelihoods, "towers": towers, "epochs": epochs}

@@ -130,6 +130,8 @@ FLICKR8K = Scale(
 # Photographs with captions in {data}/train, val and test, in any layout that `open_clip_mdc prepare shards` reads, and
 # a pretrained encoder. A run reads 120,000 captions (four times Flickr8k's 30,000), whatever the photographs are.
 PHOTO_CAPTIONS = made("captions", "open_clip_mdc prepare shards --train {data}/train --test {data}/test")
+PHOTO_PAIRS = made("pairs", "python -m experiments.flickr8k pairs --shards {out}/data/captions/test/0.tar",
+                   "likelihoods", "towers")
 
 
 def photos(name: str, base: str, image: str, size: str = "224") -> Scale:
@@ -140,11 +142,12 @@ def photos(name: str, base: str, image: str, size: str = "224") -> Scale:
         data={"captions": Data("{out}/data/captions/train", "captions", 6, 30000)},
         backbones={f"small-{base}": Backbone(1e-3, 0.1)}, warmup=150, epochs=4,
         alt="captions", long="captions", search="captions", amounts=(), ratios=(),
-        probes={}, probe_root="", selection=(),
+        probes={}, probe_root="",
+        selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
         captioning=(Captioning("{out}/data/val", "wds/val", "validation", None, ("10",)),
                     Captioning("{out}/data/captions", "wds/captions", "test", None, ("10",))),
-        prepare=(made("val", "open_clip_mdc prepare shards --test {data}/val"), PHOTO_CAPTIONS),
-        tables=("photos",), image=image,
+        prepare=(made("val", "open_clip_mdc prepare shards --test {data}/val"), PHOTO_CAPTIONS, PHOTO_PAIRS),
+        tables=("photos", "likelihoods"), image=image,
         fetch=(("{data}/../probe", PROBES.format("vtab-cifar10", "{data}/../probe/cifar10")),
                ("{data}", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
                           "RAW/Flicker8k_Dataset --annotations RAW/dataset_flickr8k.json --out {data}")),
@@ -174,10 +177,7 @@ TOWERS = photos("towers", *EFFICIENTNET, size="128")._replace(
     data={"captions": Data("{out}/data/captions/train", "captions", 6, 6000)},
     free=("--unlock-image-after", "12", "--image-lr-scale", "0.1"),
     probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/../probe/cifar10",
-    selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
-    captioning=FEW.captioning,
-    prepare=(PHOTO_CAPTIONS,
-             made("pairs", "python -m experiments.flickr8k pairs --shards {out}/data/captions/test/0.tar")))
+    captioning=FEW.captioning, prepare=(PHOTO_CAPTIONS, PHOTO_PAIRS))
 # Two sentences a photograph. A blind twin of each run is trained on, without photographs, for a third of the steps.
 SENTENCES = photos("sentences", *EFFICIENTNET, size="128")._replace(
     tables=("sentences",), epochs=2, alt="pairs",
