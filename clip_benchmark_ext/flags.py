@@ -100,8 +100,8 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
     if by and (by not in scorers_of(args, cfg) or options["method"] == by):
         raise ValueError("--shortlist K without --clip MODEL:FILE needs a model with --scorer parallel, and a better "
                          "--scorer for the second stage")
-    given = {"clip": flags.clip, "shortlist": flags.shortlist}
-    return options | {name: value for name, value in given.items() if value is not None}
+    return options | {name: value for name, value in (("clip", flags.clip), ("shortlist", flags.shortlist))
+                      if value is not None}
 
 
 def check_samples(flags: Flags) -> None:
@@ -118,7 +118,7 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
     from open_clip_mdc.objectives.replace import STEPS
     if cfg is None and flags.clip:
         raise ValueError(f"--clip needs a captioner, such as MDC- and ARC- models, which {args.model} is not")
-    if cfg is not None and not objective_of(cfg).scorers:
+    if cfg and not objective_of(cfg).scorers:
         raise ValueError("this model can only fill in words of captions: evaluate it by --task cloze or linear_probe")
     asked = {name: value for name in OPTIONS if (value := getattr(flags, DECODING[name])) is not None}
     causal = decoding.searches(asked, cfg and objective_of(cfg))

@@ -91,16 +91,16 @@ def read_classifier(path: str, classes: int) -> Tensor:
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "",
                            names: Sequence[str] | None = None) -> dict:
     if targets.ndim == 2:
-        every = upstream.average_precision_per_class(logits, targets.clamp(min=0))
-        return {f"mean_average_precision{suffix}": every.mean().item(),
+        return {f"mean_average_precision{suffix}":
+                    upstream.average_precision_per_class(logits, targets.clamp(min=0)).mean().item(),
                 f"map_11_points{suffix}": map_11_points(logits, targets)}
     predicted, classes = logits.argmax(1), logits.shape[1]
     if verbose:
         print(suffix.strip("_"), class_report(targets, predicted, names), sep="\n")
     acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes >= 5 else \
         (*top_k_accuracy(logits, targets, (1,)), None)
-    missing = {} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}
-    return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5, **missing,
+    return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5,
+            **({} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}),
             f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets, predicted))}
 
 
