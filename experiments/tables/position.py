@@ -21,7 +21,8 @@ OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %"
               "BERT 75 %": "BERT-{}-r75", "parallel": "Parallel-{}"}
 MAIN = ("MDC", "ARC")
 BETWEEN = {name: OBJECTIVES[name] for name in (*MAIN, "CapPa")} | {
-    "blocks of 2": "MDC-{}-b2", "blocks of 4": "MDC-{}-b4", "blocks of 8": "MDC-{}-b8",
+    # The words that are measured are tokens 7 and 8 of a caption: in one block of 3, and in two of 2, 4 or 8.
+    **{f"blocks of {size}": f"MDC-{{}}-b{size}" for size in (2, 3, 4, 8)},
     "Mix 75": "Mix-{}-arc75", "Mix": "Mix-{}-arc50", "Mix 25": "Mix-{}-arc25"}
 # Lines of `between`: for each x the objective, and flags of decoding.
 BY_BEAM = "Mix by beam"
