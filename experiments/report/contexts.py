@@ -169,7 +169,7 @@ def plot(drawn: dict[str, dict[str, dict[str, Finding]]]):
             axes.bar([x + shift for x in range(len(found))], heights, 0.38, label=label,
                      yerr=[max(one.interval[1] - one.difference, 0) if one.interval else 0 for one in found],
                      capsize=2)
-            axes.set_xticks(range(len(found)), [name.replace(" ", "\n", 1) for name in rows])
+            axes.set_xticks(range(len(found)), [name.replace(" ", "\n", 1) for name in rows], fontsize=7)
         axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("second word / first word")

@@ -86,8 +86,8 @@ def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], c
                 low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
                 axes.plot(list(points), mean, marker="o", markersize=3, color=f"C{number}", label=objective)
                 axes.fill_between(list(points), low, high, color=f"C{number}", alpha=0.2, linewidth=0)
-    if figure.axes[0].lines:
-        figure.axes[0].legend(frameon=False, fontsize=7)
+    if (axes := max(figure.axes, key=lambda one: len(one.lines))).lines:  # the first that has all objectives
+        axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=100)
 
 
