@@ -59,12 +59,18 @@ def unpack(archive: Path, out: Path) -> int:
     for folder in FOLDERS:
         if (out / folder).exists():
             raise ValueError(f"{out / folder} exists already: give another folder")
+    from open_clip_mdc.data.paths import inside
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent) as whole:  # so that a damaged archive leaves nothing in `out`
         try:
             with tarfile.open(archive, "r:xz") as tar:
-                tar.extractall(whole, filter="data")
                 count = len(tar.getmembers())
+                for member in tar:  # not by `extractall`, which has no filter in the first releases of 3.10 and 3.11
+                    if not member.isfile():
+                        raise tarfile.TarError(f"{member.name} is no file")
+                    path = inside(Path(whole), member.name, archive, count)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(tar.extractfile(member).read())
         except (tarfile.TarError, lzma.LZMAError, EOFError) as problem:
             raise ValueError(f"{archive} is not an archive of results: {problem}") from problem
         if not (Path(whole) / "results").exists():
