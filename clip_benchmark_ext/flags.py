@@ -96,8 +96,8 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
     if flags.shortlist and flags.shortlist < max(args.recall_k):
         raise ValueError(f"--shortlist {flags.shortlist} should be at least --recall_k {max(args.recall_k)}")
     options = scoring_options(args, flags, cfg)
-    by = "parallel" if flags.shortlist and not flags.clip else None
-    if by and (by not in scorers_of(args, cfg) or options["method"] == by):
+    if flags.shortlist and not flags.clip and (
+            "parallel" not in scorers_of(args, cfg) or options["method"] == "parallel"):
         raise ValueError("--shortlist K without --clip MODEL:FILE needs a model with --scorer parallel, and a better "
                          "--scorer for the second stage")
     return options | {name: value for name, value in (("clip", flags.clip), ("shortlist", flags.shortlist))

@@ -24,10 +24,11 @@ def percent(results: Path, name: str, metric: str) -> str:
 def print_captions(demo: Path) -> None:
     """Print each caption that MDC wrote, beside the true one where they differ."""
     print("\nCaptions of held-out scenes:")
-    for line in (demo / "captions.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        shard, _, key = row["image"].partition("::")
-        true = next(sample["txt"] for sample in read_samples(shard) if sample["__key__"] == key).decode()
+    rows = list(map(json.loads, (demo / "captions.jsonl").read_text(encoding="utf-8").splitlines()))
+    shard = rows[0]["image"].partition("::")[0]
+    captions = {f"{shard}::{sample['__key__']}": sample["txt"].decode() for sample in read_samples(shard)}
+    for row in rows:
+        true = captions[row["image"]]
         print(row["caption"] + ("" if row["caption"] == true else f"   (true: {true})"))
 
 

@@ -123,8 +123,7 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
         return probe, {"lp_map_11_points": quality(logits, targets), **about, "of_classes": of_classes}
     predicted = logits.argmax(dim=1)
     classes = min(num_classes, int(targets.max()) + 1)
-    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes > 5 else \
-        (*top_k_accuracy(logits, targets, (1,)), None)
+    acc1, acc5 = top_1_and_5(logits, targets, classes > 5)
     if verbose:
         print(class_report(targets, predicted, names))
         print(f"Test acc1: {acc1} with weight_decay: {weight_decay}")
@@ -258,6 +257,11 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
     """
     hits = logits.sort(dim=1, descending=True, stable=True).indices[:, :max(ks)] == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
+
+
+def top_1_and_5(logits: Tensor, targets: Tensor, five: bool) -> list:
+    """Return `top_k_accuracy` for 1 and 5, or None in place of the latter unless `five`."""
+    return top_k_accuracy(logits, targets, (1, 5)) if five else [*top_k_accuracy(logits, targets, (1,)), None]
 
 
 def run(job: Job, batches: DataLoader) -> dict:

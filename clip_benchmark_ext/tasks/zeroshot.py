@@ -23,7 +23,7 @@ from ..evaluation_job import Job
 from ..foreign_datasets import check_names
 from ..metrics.classes import average_precisions, by_class, map_11_points
 from ..metrics.selection_metrics import debiased_score, suffix_of
-from .linear_probe import class_report, top_k_accuracy
+from .linear_probe import class_report, top_1_and_5
 from .selection import null_image
 
 MANY_CALLS = 10_000  # decoder passes per image from which a warning is given
@@ -91,16 +91,15 @@ def read_classifier(path: str, classes: int) -> Tensor:
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "",
                            names: Sequence[str] | None = None) -> dict:
     if targets.ndim == 2:
-        return {f"mean_average_precision{suffix}":
-                    upstream.average_precision_per_class(logits, targets.clamp(min=0)).mean().item(),
+        mean = upstream.average_precision_per_class(logits, targets.clamp(min=0)).mean()
+        return {f"mean_average_precision{suffix}": mean.item(),
                 f"map_11_points{suffix}": map_11_points(logits, targets)}
     predicted, classes = logits.argmax(1), logits.shape[1]
     if verbose:
         print(suffix.strip("_"), class_report(targets, predicted, names), sep="\n")
-    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5)) if classes >= 5 else \
-        (*top_k_accuracy(logits, targets, (1,)), None)
-    return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5,
-            **({} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}),
+    acc1, acc5 = top_1_and_5(logits, targets, classes >= 5)
+    missing = {} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}
+    return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5, **missing,
             f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets, predicted))}
 
 

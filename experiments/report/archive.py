@@ -64,21 +64,21 @@ def unpack(archive: Path, out: Path) -> int:
     with TemporaryDirectory(dir=out.parent) as whole:  # so that a damaged archive leaves nothing in `out`
         try:
             with tarfile.open(archive, "r:xz") as tar:
-                count = len(tar.getmembers())
-                for member in tar:  # not by `extractall`, which has no filter in the first releases of 3.10 and 3.11
+                # Not by `extractall`, which has no filter in the first releases of Python 3.10 and 3.11.
+                for number, member in enumerate(tar, 1):
                     if not member.isfile():
                         raise tarfile.TarError(f"{member.name} is no file")
-                    path = inside(Path(whole), member.name, archive, count)
+                    path = inside(Path(whole), member.name, archive, number)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(tar.extractfile(member).read())
-        except (tarfile.TarError, lzma.LZMAError, EOFError) as problem:
+        except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as problem:
             raise ValueError(f"{archive} is not an archive of results: {problem}") from problem
         if not (Path(whole) / "results").exists():
             raise ValueError(f"{archive} is not an archive of results: it has no results/")
         out.mkdir(exist_ok=True)
         for folder in filter(Path.exists, (Path(whole) / name for name in FOLDERS)):
             os.replace(folder, out / folder.name)
-    return count
+    return number
 
 
 def metrics(experiment: Path) -> dict[tuple, dict]:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from .. import commands
 from ..commands import Place
-from ..tables import article, curves, mcdiffusion, photos
-from ..tables import position as places
+from ..tables import article, between, curves, mcdiffusion, photos
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
@@ -50,6 +49,7 @@ TITLES = {
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition")
 BELOW_TABLES = ("lastsaid", "between")  # ledgers on the rows of the table of their name
 WITH_CLAIMS = (*LEDGERS, "position", *contexts.LEDGERS, *BELOW_TABLES)
+DRAWN = {"between": between.plot, "epochs": photos.plot}  # by seed
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -132,10 +132,8 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
             if name == "photos":
                 page += photos.note(cells, numbers)
-            if name == "between":
-                places.plot_between(cells, numbers, folder / f"{name}.png")
-            if name == "epochs":
-                photos.plot(cells, numbers, folder / f"{name}.png")
+            if name in DRAWN:
+                DRAWN[name](cells, numbers, folder / f"{name}.png")
             if name == "curves":
                 page += curves.note(scale, cells, numbers)
                 curves.plot(scale, cells, numbers, folder / f"{name}.png")

@@ -99,6 +99,13 @@ def probes(scale: Scale) -> dict[str, Evaluation]:
     return {label: probe(one) for label, one in scale.probes.items()} | average
 
 
+def selections(scale: Scale, kind: str = "", flags: tuple[str, ...] = ()) -> dict[str, Evaluation]:
+    """Return the pairs of right and wrong captions by column. `kind` is "", "_blind" or "_debiased"."""
+    return {s.label + kind.replace("_", ", "): Evaluation("image_caption_selection", s.root, s.subsets,
+                                                          f"text_acc{kind}", flags, sizes=(s.cases,))
+            for s in scale.selection}
+
+
 def floors(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
     """Return the baselines that a probe has to beat: pixels and an untrained network, each with its flags."""
     run = Run(f"MDC-{scale.backbone}", scale.alt, untrained=True)

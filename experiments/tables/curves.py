@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 
-from .cells import Cell, Evaluation, Run, captioning, length_flags, probes
+from .cells import Cell, Run, captioning, length_flags, probes, selections
 from .scale import Scale
 
 OBJECTIVES = {"CLIP": "", "ARC": "ARC-", "MDC": "MDC-", "CapPa": "CapPa-", "MCD": "MCD-"}
@@ -28,8 +28,7 @@ def curves(scale: Scale) -> Iterator[Cell]:
             row, columns = f"{objective}, {Fraction(epoch, scale.epochs)}", {}
             if epoch in scale.curve:
                 columns |= probes(scale)
-            columns |= {s.label: Evaluation("image_caption_selection", s.root, s.subsets, "text_acc", flags,
-                                            sizes=(s.cases,)) for s in scale.selection}
+            columns |= selections(scale, flags=flags)
             if epoch in scale.curve and objective != "CLIP":
                 columns |= {column: captioning(scale, column, length_flags(scale, objective, "auto"))
                             for column in ("CIDEr", "exact match")}

@@ -10,7 +10,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe
+from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe, selections
 from .curves import draw_bands
 from .position import BETWEEN
 from .scale import Scale
@@ -43,22 +43,16 @@ def photos(scale: Scale) -> Iterator[Cell]:
                     ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
 
 
-def pair_cells(scale: Scale, row: str, run: Run, kinds: tuple[str, ...]) -> Iterator[Cell]:
-    """Yield the pairs of right and wrong captions, each by likelihoods of some kinds."""
-    for kind in kinds:
-        for s in scale.selection:
-            yield Cell(row, f"{s.label}{kind.replace('_', ', ')}", run, Evaluation(
-                "image_caption_selection", s.root, s.subsets, f"text_acc{kind}", sizes=(s.cases,)))
-
-
 def likelihoods(scale: Scale) -> Iterator[Cell]:
     test = scale.captioning[-1]
     for objective in RECIPES if "likelihoods" in scale.tables else ():
         run = run_of(scale, objective, locked=not scale.free)
-        yield from pair_cells(scale, objective, run, ("_debiased",))
-        for kind in ("", "_blind") if "blocks" not in objective else ():  # blocks would take 90 minutes of a core
-            yield Cell(objective, f"hidden word{kind.replace('_', ', ')}", run, Evaluation(
-                "cloze", test.root, (test.dataset,), f"choice_acc{kind}"))
+        columns = selections(scale, "_debiased")
+        if objective != "blocks of 4":  # they would take 90 minutes of a core
+            columns |= {f"hidden word{kind.replace('_', ', ')}": Evaluation(
+                "cloze", test.root, (test.dataset,), f"choice_acc{kind}") for kind in ("", "_blind")}
+        for column, evaluation in columns.items():
+            yield Cell(objective, column, run, evaluation)
 
 
 def towers(scale: Scale) -> Iterator[Cell]:
@@ -68,7 +62,8 @@ def towers(scale: Scale) -> Iterator[Cell]:
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
             yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY),
                                      length_flags(scale, objective), where=(test.root, test.dataset))
-            yield from pair_cells(scale, row, run, ("", "_debiased"))
+            for column, evaluation in (selections(scale) | selections(scale, "_debiased")).items():
+                yield Cell(row, column, run, evaluation)
             yield Cell(row, next(iter(scale.probes)), run, probe(scale), competes=not locked)
 
 

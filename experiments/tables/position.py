@@ -6,15 +6,12 @@ experiments/mentions.py measures it, and report/position.py compares the measure
 
     position    what the image tells of a token, and what the token tells the encoder, at both places
     contexts    the same for one network in two contexts: as trained, and with all words to the left visible
-    between     what the same networks are good at: captions, decoder passes, swapped attributes, probes
     sentences   whether it depends on the place in captions of photographs: two sentences, in both orders
     lastsaid    what it does to features: linear probes where the shape is always said last
 """
 from collections.abc import Iterator
-from pathlib import Path
 
-from .cells import Cell, Evaluation, Run, caption_cells, probes
-from .curves import draw_bands
+from .cells import Cell, Evaluation, Run
 from .scale import Data, Scale, made
 
 OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %": "BERT-{}-r15",
@@ -24,21 +21,10 @@ BETWEEN = {name: OBJECTIVES[name] for name in (*MAIN, "CapPa")} | {
     # The words that are measured are tokens 7 and 8 of a caption: in one block of 3, and in two of 2, 4 or 8.
     **{f"blocks of {size}": f"MDC-{{}}-b{size}" for size in (2, 3, 4, 8)},
     "Mix 75": "Mix-{}-arc75", "Mix": "Mix-{}-arc50", "Mix 25": "Mix-{}-arc25"}
-# Lines of `between`: for each x the objective, and flags of decoding.
-BY_BEAM = "Mix by beam"
-GREEDY, BEAM, AUTO = ("--num_beams", "1"), ("--num_beams", "6"), ("--caption_length", "auto")
-LINES = {
-    "blocks": {"1": ("ARC", GREEDY), "2": ("blocks of 2", ()), "4": ("blocks of 4", ()), "8": ("blocks of 8", ()),
-               "whole": ("MDC", AUTO)},
-    "Mix": {"100 %": ("ARC", GREEDY), "75 %": ("Mix 75", AUTO), "50 %": ("Mix", AUTO), "25 %": ("Mix 25", AUTO),
-            "0 %": ("MDC", AUTO)},
-    BY_BEAM: {"100 %": ("ARC", BEAM)} | {
-        f"{share} %": (row, ("--sampler", "beam")) for share, row in ((75, "Mix 75"), (50, "Mix"), (25, "Mix 25"))}}
 CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measure -> the context
 # The share of objects whose shape is the one that goes with their colour. All objectives are trained at the first
 # value, MDC and ARC at each.
 REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
-GAIN = "gain, 1/1000 nats"
 MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
 # Rows of `sentences`: the objective, and how many times longer than the scale's two epochs it is trained.
@@ -85,27 +71,6 @@ def contexts(scale: Scale) -> Iterator[Cell]:
                                    block=data, competes=False)
 
 
-def between(scale: Scale) -> Iterator[Cell]:
-    """Yield what the networks of `contexts` are good at: one line from ARC to MDC by blocks, two by shares of rows."""
-    for line, points in LINES.items() if "between" in scale.tables else ():
-        for x, (objective, flags) in points.items():
-            row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt)
-            measured = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0), **probes(scale)} | {
-                f"{s.label}, debiased": Evaluation("image_caption_selection", s.root, s.subsets, "text_acc_debiased",
-                                                   sizes=(s.cases,)) for s in scale.selection}
-            for column, evaluation in measured.items() if line != BY_BEAM else ():
-                yield Cell(row, column, run, evaluation, block=line, competes=False)
-            yield from caption_cells(scale, row, run, ("CIDEr", "steps"), flags, line, best=())
-
-
-def plot_between(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
-    """Draw columns of `between`, with the same x for a block's size and for the share of ARC's rows."""
-    ticks = ["\n".join(x) for x in zip(LINES["blocks"], LINES["Mix"], strict=True)]
-    shown = {column: column for column in (GAIN, "shape", "CIDEr", "steps")}  # the others are at 100 %
-    draw_bands(path, shown, LINES, cells, numbers, lambda cell: list(LINES[cell.block]).index(cell.row.split(", ")[1]),
-               xlabel="tokens of a block / ARC's share", xticks=range(len(ticks)), xticklabels=ticks)
-
-
 def always_left(row: str) -> bool:
     """Return whether a row of `sentences` reads the words to the left, and no others, as it was trained."""
     return row.startswith("ARC")
@@ -135,4 +100,4 @@ def lastsaid(scale: Scale) -> Iterator[Cell]:
                     sizes=(1600,)), block=label)
 
 
-TABLES = {"position": position, "contexts": contexts, "between": between, "sentences": sentences, "lastsaid": lastsaid}
+TABLES = {"position": position, "contexts": contexts, "sentences": sentences, "lastsaid": lastsaid}

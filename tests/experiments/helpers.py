@@ -15,6 +15,10 @@ def dry_run(*flags: str) -> list[list[str]]:
     return [shlex.split(line) for line in output.getvalue().splitlines()]
 
 
+def flags_of(command: list[str]) -> dict[str, str]:
+    return dict(zip(command, command[1:], strict=False))
+
+
 def place(folder: Path) -> commands.Place:
     return commands.Place(folder, folder, "", 0)
 

@@ -57,14 +57,12 @@ def test_an_archive_gives_the_tables_and_the_ledger_again_without_a_checkpoint(t
         archive.pack(tmp_path, file)
     middle = len(packed) // 2
     (tmp_path / "link").symlink_to(__file__)
-    for name, source, member in (("other", __file__, "a.txt"), ("link", tmp_path / "link", "results/a.txt"),
-                                 ("out", __file__, "results/../../a.txt")):
-        with tarfile.open(tmp_path / f"{name}.tar.xz", "w:xz") as tar:
+    strange = []
+    for source, member in ((__file__, "a.txt"), (tmp_path / "link", "results/a"), (__file__, "results/../../a.txt")):
+        with tarfile.open(file, "w:xz") as tar:
             tar.add(source, member)
-    other, link = ((tmp_path / f"{name}.tar.xz").read_bytes() for name in ("other", "link"))
-    with pytest.raises(ValueError, match="leads out of"):
-        archive.unpack(tmp_path / "out.tar.xz", tmp_path / "other")
-    for damaged in (b"nothing", other, link, packed[:middle], packed[:middle] + b"damage" + packed[middle + 6:]):
+        strange.append(file.read_bytes())
+    for damaged in (b"nothing", *strange, packed[:middle], packed[:middle] + b"damage" + packed[middle + 6:]):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="is not an archive of results"):
             archive.unpack(file, tmp_path / "other")

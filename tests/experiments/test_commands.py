@@ -10,7 +10,7 @@ import pytest
 import torch
 from braceexpand import braceexpand
 from conftest import REPO, VOCAB, captions
-from helpers import dry_run, place, runner
+from helpers import dry_run, flags_of, place, runner
 
 from experiments import commands
 from experiments.tables import paper, scales
@@ -213,7 +213,7 @@ def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_lo
     for scale in (scales.SCENES, scales.PAPER):
         for _, steps in runner.plan(scale, NAMES, [0, 1], place(tmp_path)):
             assert len({step.label for step in steps}) == len(steps)
-            made = {step.command[step.command.index("--name") + 1] for step in steps if "--name" in step.command}
+            made = {flags_of(step.command)["--name"] for step in steps if "--name" in step.command}
             assert not made & {Path(flag).parts[-3] for step in steps for flag in step.command if flag.endswith(".pt")}
 
 
@@ -237,7 +237,7 @@ def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_s
         ("--clip", f"ViT-Ti-8--short--s{seed}"), ("--clipscore_pretrained", f"ViT-Ti-8--short--s{seed + 1}"),
         *(("--clip", f"ViT-Ti-8--fold{fold}--s{seed}") for fold in range(5)))}
     (sized,) = [step.command for _, steps in stages for step in steps if step.label == "MDC-ViT-Ti-8-64px--big--s2"]
-    assert sized[sized.index("--force-image-size") + 1] == "64"
+    assert flags_of(sized)["--force-image-size"] == "64"
 
 
 @pytest.mark.parametrize("scale", ["scenes", "flickr8k", "photos"])

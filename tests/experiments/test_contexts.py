@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, magnified
-from helpers import dry_run
+from helpers import dry_run, flags_of
 from PIL import Image
 
 from experiments import commands
@@ -19,6 +19,7 @@ from experiments.mentions import as_trained, predicted_places, visible_tokens
 from experiments.report import claims, contexts
 from experiments.report.results import Result
 from experiments.sentences import LEFT, from_the_left, measure, words_of
+from experiments.tables import between
 from experiments.tables import position as tables
 from experiments.tables.scales import CONTEXTS, SENTENCES
 from open_clip_mdc import register, unregister
@@ -109,20 +110,24 @@ def test_an_images_influence_on_a_ratio_is_what_leaving_it_out_changes():
                                                                                       abs=1e-5)
 
 
-def judged(tmp_path, **rows):
-    """Verdicts of the ledger for rows made up by `made_up`, three seeds each."""
+def verdicts(tmp_path, ledger, scale, values_of):
+    """Return the claims of a ledger by id, for three seeds of each row. `values_of` is of a cell and a seed."""
     results = {}
-    for cell in tables.contexts(CONTEXTS):
-        objective = cell.row.partition(", ")[2]
+    (tmp_path / "items").mkdir(exist_ok=True)
+    for cell in tables.TABLES[ledger](scale):
+        name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
+        key = commands.variant(cell.evaluation), *cell.evaluation.datasets, name
         for seed in range(3):
             path = tmp_path / f"{cell.row}--{seed}.json"
-            (tmp_path / "items").mkdir(exist_ok=True)
-            values = made_up(seed + 10 * sum(cell.row.encode()), **rows.get(objective, {}))
-            (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
-            name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_4"
-            results.setdefault(("contexts", cell.block, name), {})[seed] = Result({}, path)
-    ledger = claims.claims_of("contexts", CONTEXTS)
-    return {row.claim.id: row for row in contexts.give_verdicts(ledger, results, CONTEXTS)}
+            items = {"images": list(range(200)), "values": values_of(cell, seed)}
+            (tmp_path / "items" / path.name).write_text(json.dumps(items))
+            results.setdefault(key, {})[seed] = Result({}, path)
+    return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of(ledger, scale), results, scale)}
+
+
+def judged(tmp_path, **rows):
+    return verdicts(tmp_path, "contexts", CONTEXTS, lambda cell, seed: made_up(
+        seed + 10 * sum(cell.row.encode()), **rows.get(cell.row.partition(", ")[2], {})))
 
 
 def test_verdicts_are_those_of_data_with_a_known_answer(tmp_path):
@@ -148,16 +153,15 @@ def test_the_command_measures_both_contexts_of_every_row(tmp_path):
 
 
 def test_between_has_one_network_at_both_ends_of_its_lines_and_draws_them(tmp_path):
-    cells = list(tables.between(CONTEXTS))
-    of_row = {row: {(cell.column, cell.run, cell.evaluation) for cell in cells if cell.row == row}
-              for row in dict.fromkeys(cell.row for cell in cells)}
+    cells = list(between.between(CONTEXTS))
+    of_row = {row: {c[1:4] for c in cells if c.row == row} for row in {c.row for c in cells}}  # column, run, evaluation
     assert of_row["blocks, 1"] == of_row["Mix, 100 %"] and of_row["blocks, whole"] == of_row["Mix, 0 %"]
     assert of_row["Mix by beam, 50 %"] < {(column, run, evaluation._replace(flags=("--sampler", "beam")))
                                           for column, run, evaluation in of_row["Mix, 50 %"]}
     commands = dry_run("--scale", "contexts", "--tables", "between", "--seeds", "0", "--out", str(tmp_path / "out"))
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) - 2  # CapPa, blocks of 3
     assert len([c for c in claims.claims_of("between", CONTEXTS) if c.left and c.right]) == 10
-    tables.plot_between(cells, [{0: 1.0, 1: 2.0} for _ in cells], tmp_path / "between.png")
+    between.plot(cells, [{0: 1.0, 1: 2.0} for _ in cells], tmp_path / "between.png")
     assert Image.open(tmp_path / "between.png").width == 4 * 300
 
 
@@ -213,23 +217,14 @@ def test_from_the_left_words_of_each_sentence_are_asked_for_alone_with_all_befor
 
 def judged_sentences(tmp_path, second: float, gain: float = 0.3):
     """Verdicts where the blind twins lose 3 on a sentence that is said first, and so much on one said second."""
-    results = {}
-    for cell in tables.sentences(SENTENCES):
-        for seed in range(3):
-            draw = random.Random(seed + sum(cell.row.encode())).gauss
-            measured = {"blind": (3, second), "gain": (gain, gain), "weight": (1, 1)}
-            low = measured | {"gain": (gain, gain / 10)}
-            values = {f"{context}{name}_{place}": [draw(mean, 0.05) for _ in range(200)]
-                      for context, means_of in (("", measured if cell.row.startswith("MDC") else low), ("left_", low))
-                      for name, means in means_of.items()
-                      for place, mean in zip(tables.PLACES, means, strict=True)}
-            path = tmp_path / f"{cell.row}--{seed}.json"
-            (tmp_path / "items").mkdir(exist_ok=True)
-            (tmp_path / "items" / path.name).write_text(json.dumps({"images": list(range(200)), "values": values}))
-            name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_1"
-            results.setdefault((commands.variant(cell.evaluation), "sentences", name), {})[seed] = Result({}, path)
-    return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of("sentences", SENTENCES), results,
-                                                               SENTENCES)}
+    def values_of(cell, seed):
+        draw = random.Random(seed + sum(cell.row.encode())).gauss
+        measured = {"blind": (3, second), "gain": (gain, gain), "weight": (1, 1)}
+        low = measured | {"gain": (gain, gain / 10)}
+        return {f"{context}{name}_{place}": [draw(mean, 0.05) for _ in range(200)]
+                for context, means_of in (("", measured if cell.row.startswith("MDC") else low), ("left_", low))
+                for name, means in means_of.items() for place, mean in zip(tables.PLACES, means, strict=True)}
+    return verdicts(tmp_path, "sentences", SENTENCES, values_of)
 
 
 def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_sentence(tmp_path):
@@ -247,20 +242,21 @@ def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_senten
 
 def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):
     printed = dry_run("--scale", "sentences", "--tables", "sentences", "--seeds", "0", "--out", str(tmp_path / "out"))
-    trained = [{name: value for name, value in zip(words, words[1:], strict=False) if name.startswith("--")}
-               for words in printed if "--train-data" in words]
-    names, pairs = [flags["--name"] for flags in trained], []
+    trained = {flags_of(words)["--name"]: words for words in printed if "--train-data" in words}
+    order, pairs = list(trained), []
     for words in printed:
         if "experiments.sentences" in words:
             blind, data = words.index("--blind"), words.index("--data")
             pairs += zip(words[words.index("--pretrained") + 1:blind], words[blind + 1:data], strict=True)
     assert len(pairs) == len(tables.SENTENCES) + len(tables.EQUAL)
     for number, paths in enumerate(pairs):
-        places = [names.index(path.split("/")[-3]) for path in paths]
-        one, twin = (trained[place] for place in places)
-        assert twin["--pretrained"].split("/")[-3] in names[:places[1]] and "--lock-image" in twin
+        first, second = (path.split("/")[-3] for path in paths)
+        twin = trained[second]
+        start = flags_of(twin)["--pretrained"].split("/")[-3]
+        assert start in order[:order.index(second)] and "--lock-image" in twin
         if number < len(tables.SENTENCES):
-            assert twin["--pretrained"] == paths[0]
+            assert flags_of(twin)["--pretrained"] == paths[0]
         else:  # both go on from the same weights by the same steps
-            assert {name for name in one | twin if one.get(name) != twin.get(name)} == {"--train-data", "--name"}
-            assert one["--pretrained"].split("/")[-3] in names[:places[0]]
+            both = zip(["", *twin[:-1]], trained[first], twin, strict=True)
+            assert [flag for flag, a, b in both if a != b] == ["--train-data", "--name"]
+            assert start in order[:order.index(first)]

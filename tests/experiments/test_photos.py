@@ -5,7 +5,7 @@
 
 import open_clip
 import pytest
-from helpers import dry_run, place, write_result
+from helpers import dry_run, flags_of, place, write_result
 from test_commands import is_training
 
 from experiments import commands, preflight
@@ -19,14 +19,14 @@ def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_
                       "--tables", "towers", "--seeds", "0")
     trainings = list(filter(is_training, printed))
     for words in trainings:
-        flags = dict(zip(words, words[1:], strict=False))
+        flags = flags_of(words)
         locked = "--lock-image" in words
         assert flags["--pretrained-image"] == commands.fill(scales.TOWERS.image, place(tmp_path / "photographs"))
         assert flags["--cache-features"] == str(tmp_path / "out" / "tokens")
         assert flags["--force-image-size"] == "128" and words.count("--force-image-size") == 1
         assert flags.get("--unlock-image-after") == (None if locked else "12") and flags["--epochs"] == "20"
         assert flags.get("--image-lr-scale") == (None if locked else "0.1")
-    assert {(words[words.index("--model") + 1], "--lock-image" in words) for words in trainings} == {
+    assert {(flags_of(words)["--model"], "--lock-image" in words) for words in trainings} == {
         (f"{objective}-small-timm-tf_efficientnet_lite0", locked)
         for objective in ("MDC", "ARC", "CapPa") for locked in (True, False)}
 
@@ -38,7 +38,7 @@ def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_
 def test_photographs_are_captioned_from_any_encoder(scale, base, source, size, tmp_path):
     printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
                       "--tables", "photos", "--seeds", "0")
-    trainings = [dict(zip(words, words[1:], strict=False)) for words in printed if is_training(words)]
+    trainings = [flags_of(words) for words in printed if is_training(words)]
     assert [flags["--model"] for flags in trainings] == [
         f"MDC-small-{base}", f"ARC-small-{base}", f"Mix-small-{base}-arc50", f"MDC-small-{base}-b4"]
     assert all(flags["--pretrained-image"].endswith(source) and flags["--force-image-size"] == size

@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, magnified, run_folder
-from helpers import dry_run
+from helpers import dry_run, flags_of
 
 from experiments import mentions
 from experiments.tables import position as tables
@@ -156,13 +156,13 @@ def plain_shard(tmp_path):
 def test_the_command_trains_every_row_and_measures_it_on_scenes_of_its_own_redundancy(tmp_path):
     out = str(tmp_path / "out")
     commands = dry_run("--scale", "position", "--tables", "position", "--seeds", "0", "--out", out)
-    trained = {command[command.index("--name") + 1] for command in commands if "--train-data" in command}
+    trained = {flags_of(command)["--name"] for command in commands if "--train-data" in command}
     assert trained == {f"{model}--{data}--s0" for data, models in (
         ("r90", [model.format("ViT-Ti-8") for model in tables.OBJECTIVES.values()]),
         *((data, ["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"]) for data in ("r0", "r50", "r100"))) for model in models}
     measuring = [command for command in commands if "experiments.mentions" in command]
     assert len(measuring) == 4
     for command in measuring:
-        data = command[command.index("--name") + 1]
-        assert command[command.index("--data") + 1] == f"{out}/data/{data}/val/00000.tar"
+        data = flags_of(command)["--name"]
+        assert flags_of(command)["--data"] == f"{out}/data/{data}/val/00000.tar"
         assert all(f"--{data}--s0/" in path for path in command if path.endswith(".pt"))

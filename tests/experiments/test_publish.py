@@ -29,7 +29,7 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     _, pages, claims, figures = publish.from_archive(file, page)
     needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "position": {"position", "lastsaid"},
               "repetition": {"epochs", "repetition"}, "contexts": {"contexts", "between"},
-              "sentences": {"sentences"}, "photographs": {"photos"}}
+              "sentences": {"sentences"}, "photographs": {"photos", "likelihoods"}}
     assert needed.get(part or scale, {"table2", "table3", "floors", "claims"}) <= pages.keys()
     for name, text in pages.items():
         assert f"<!-- {scale} {name} -->\n{text}<!-- end -->" in page, name
@@ -37,8 +37,7 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     judged = {row["ledger"] for row in publish.read_claims(",".join(COLUMNS) + "\n" + claims)}
     assert judged >= {"position": {"position", "position-beside", "lastsaid"}, "contexts": {"contexts", "between"},
                        "sentences": {"sentences"}}.get(scale, pages.keys() & {*LEDGERS})
-    counts = {"scenes": 2, "contexts": 2, "sentences": 0, "photographs": 0}
-    assert len(figures) == counts.get(part or scale, 1)
+    assert len(figures) == {"scenes": 2, "contexts": 2, "sentences": 0, "photographs": 0}.get(part or scale, 1)
     for name, drawn in figures.items():
         assert_same_picture(RESULTS.parent / "figures" / name, drawn)
 

@@ -3,7 +3,7 @@ import csv
 import json
 
 from conftest import REPO
-from helpers import place
+from helpers import flags_of, place
 
 from experiments import commands, reproduce
 from experiments.report import archive
@@ -15,7 +15,7 @@ RESULTS = REPO / "experiments" / "results"
 def trained(capsys, claim: str, *flags: str) -> list[str]:
     reproduce.main([claim, "--dry-run", *flags])
     commands_of = [line.split() for line in capsys.readouterr().out.splitlines() if "open_clip_train" in line]
-    return [command[command.index("--name") + 1] for command in commands_of]
+    return [flags_of(command)["--name"] for command in commands_of]
 
 
 def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(capsys, tmp_path):

@@ -1,0 +1,47 @@
+"""What the networks of `contexts` are good at, from ARC to MDC: by blocks, and by the share of ARC's rows.
+
+    make between
+"""
+from collections.abc import Iterator
+from pathlib import Path
+
+from .cells import Cell, Run, caption_cells, probes, selections
+from .curves import draw_bands
+from .position import BETWEEN, of_contexts
+from .scale import Scale
+
+# For each x of a line the objective, and flags of decoding.
+BY_BEAM = "Mix by beam"
+GREEDY, BEAM, AUTO = ("--num_beams", "1"), ("--num_beams", "6"), ("--caption_length", "auto")
+LINES = {
+    "blocks": {"1": ("ARC", GREEDY), "2": ("blocks of 2", ()), "4": ("blocks of 4", ()), "8": ("blocks of 8", ()),
+               "whole": ("MDC", AUTO)},
+    "Mix": {"100 %": ("ARC", GREEDY), "75 %": ("Mix 75", AUTO), "50 %": ("Mix", AUTO), "25 %": ("Mix 25", AUTO),
+            "0 %": ("MDC", AUTO)},
+    BY_BEAM: {"100 %": ("ARC", BEAM)} | {
+        f"{share} %": (row, ("--sampler", "beam")) for share, row in ((75, "Mix 75"), (50, "Mix"), (25, "Mix 25"))}}
+GAIN = "gain, 1/1000 nats"
+DRAWN = (GAIN, "shape", "CIDEr", "steps")  # other columns are at 100 %
+
+
+def between(scale: Scale) -> Iterator[Cell]:
+    """Yield what the image tells of a second word, probes, pairs of captions and captions."""
+    for line, points in LINES.items() if "between" in scale.tables else ():
+        for x, (objective, flags) in points.items():
+            row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt)
+            measured = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0), **probes(scale),
+                        **selections(scale, "_debiased")}
+            for column, evaluation in measured.items() if line != BY_BEAM else ():
+                yield Cell(row, column, run, evaluation, block=line, competes=False)
+            yield from caption_cells(scale, row, run, ("CIDEr", "steps"), flags, line, best=())
+
+
+def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+    """Draw a panel for each of DRAWN. A block's size and a share of ARC's rows have the same x."""
+    ticks = ["\n".join(x) for x in zip(LINES["blocks"], LINES["Mix"], strict=True)]
+    draw_bands(path, dict(zip(DRAWN, DRAWN, strict=True)), LINES, cells, numbers,
+               lambda cell: list(LINES[cell.block]).index(cell.row.split(", ")[1]),
+               xlabel="tokens of a block / ARC's share", xticks=range(len(ticks)), xticklabels=ticks)
+
+
+TABLES = {"between": between}
