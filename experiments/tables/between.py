@@ -1,4 +1,4 @@
-"""What the networks of `contexts` are good at, from ARC to MDC: by blocks, and by the share of ARC's rows.
+"""Compare what the networks of `contexts` are good at, from ARC to MDC: by blocks, and by the share of ARC's rows.
 
     make between
 """
