@@ -43,9 +43,8 @@ help:
 	@echo "make curves SCALE=rich     learning curves on richer scenes, or with SCALE=gpu on a GPU"
 	@echo "make sentences             ask photographs: two sentences, in both orders, beside a blind twin (1 h)"
 	@echo "make contexts              read the same words with random masks and from the left, by one network (1 h)"
-	@echo "make position              test whether a token's visual signal depends on its place, for six objectives"
 	@echo "make table6 figure7 mcdiffusion               test the claims of MC-Diffusion (scenes, flickr8k, cub)"
-	@echo "make table7 figure8 ... figure11 article      test the claims of a summary article (scenes, flickr8k without figure8)"
+	@echo "make table7 figure8 figure9 figure10 article  test the claims of a summary article (scenes, flickr8k without figure8)"
 	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
 	@echo "make between               what lies between ARC and MDC: blocks, and captioners that learn both ways (2 h)"
 	@echo "make photos                caption photographs with a small decoder on a trained encoder, an hour of two cores"
@@ -152,7 +151,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims compared
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 figure11 article table8 views curves photos towers epochs repetition position contexts between sentences
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 article table8 views curves photos towers epochs repetition contexts between sentences
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
@@ -163,13 +162,12 @@ table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
 photos: override SCALE := $(SCALE:scenes=photos)
 photos towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
-position: override SCALE := position
 contexts between: override SCALE := contexts
 sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)
 tables $(TABLES) $(ARTICLE): | .venv/installed
-	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter position,$@),lastsaid) $(if $(filter photos,$@),likelihoods)
+	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter photos,$@),likelihoods)
 
 # Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages and figures.
 .PHONY: reproduce results
@@ -213,6 +211,7 @@ bench: | $(TRAINED)
 	$(BENCH)scoring $(CAPTIONS:%=--captions %)
 	$(BENCH)decoding
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bulk --scenes $(SCENES) --pretrained $(DEMO)/mdc
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.growth --pretrained $(DEMO)/mdc
 
 # The same on a GPU, each part within 10 minutes. Writes the section "Measured" of benchmarks/GPU.md.
 bench-gpu: .venv/installed

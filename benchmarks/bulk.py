@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,36 +79,33 @@ def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     return medians({name: partial(own_cost, side) for name, side in sides.items()}, args.rounds, warm_up=1)
 
 
-def interrupted(args: argparse.Namespace, out: Path) -> tuple[Path, Path]:
-    """Return the journal of a run that was stopped before its last image, and that image."""
-    last, lines = out / "last.png", out / "captions.jsonl"
-    os.mkfifo(last)  # nobody writes to it, so that the run waits for this image
-    journal, saved = Path(f"{lines}.part"), out / "saved.part"
+def interrupted(args: argparse.Namespace, out: Path, paths: Iterable[Path], images: int) -> bytes:
+    """Return the journal of OUT/captions.jsonl after this many images of a run that was stopped before its end."""
+    journal, wanted = out / "captions.jsonl.part", 1 + images  # the first line has the settings
     run = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *caption(
-        args, args.scenes / "val" / "00000.tar", last, "--out", lines, "--batch-size", BATCH, "--workers", 1)],
+        args, *paths, "--out", out / "captions.jsonl", "--batch-size", BATCH, "--workers", 1)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    lines_of_all = 1 + sum(1 for _ in read_images([args.scenes / "val" / "00000.tar"]))
-    while not (journal.exists() and journal.read_bytes().count(b"\n") == lines_of_all):
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= wanted):
         if run.poll() is not None:
             raise RuntimeError("the run that was to be interrupted ended by itself")
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)
     run.wait()
-    shutil.copy(journal, saved)
-    last.unlink()
-    shutil.copy(next((args.scenes / "sugarcrepe" / "images").glob("*.png")), last)
-    return saved, last
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:wanted]))
+    return journal.read_bytes()
 
 
 def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
-    saved, last = interrupted(args, out)
+    shard, last = args.scenes / "val" / "00000.tar", out / "last.png"
+    saved = interrupted(args, out, (shard, args.scenes / "train" / "00000.tar"), sum(1 for _ in read_images([shard])))
+    shutil.copy(next((args.scenes / "sugarcrepe" / "images").glob("*.png")), last)
     lines = out / "captions.jsonl"
 
     def resumed() -> Cost:
-        shutil.copy(saved, f"{lines}.part")
+        Path(f"{lines}.part").write_bytes(saved)
         return command_cost("-m", "open_clip_mdc", *caption(
-            args, args.scenes / "val" / "00000.tar", last, "--out", lines, "--batch-size", BATCH))
+            args, shard, last, "--out", lines, "--batch-size", BATCH))
 
     load = f"import open_clip_mdc; open_clip_mdc.load({args.pretrained!r}, device='cpu')"
     return medians({

@@ -138,9 +138,8 @@ def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Pl
 
 
 def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
-    if evaluation.task in ("mentions", "contexts"):
-        return [f"{place.bin}python", "-m", "experiments.mentions", *["--contexts"] * (evaluation.task == "contexts"),
-                "--pretrained",
+    if evaluation.task == "contexts":
+        return [f"{place.bin}python", "-m", "experiments.mentions", "--pretrained",
                 *(str(checkpoint(scale, run, seed, place)) for run, seed in runs), "--name", *evaluation.datasets,
                 "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
     if evaluation.task == "sentences":

@@ -1,14 +1,14 @@
 """Measure how much the image tells of a word, by the place of the word: first or second of its object.
 
     python -m experiments.mentions --pretrained RUN/checkpoints/epoch_1.pt --data val/00000.tar --name r90 --out results
-    python -m experiments.mentions --contexts ...  # the same network with two contexts (contexts.py)
 
 Each held-out scene of `open_clip_mdc scenes --world mentions` is captioned in both orders ("a red circle", "a circle
-red"). So the same words of the same images stand at both places. Only the words of the last object are measured. At the
-first object a causal model cannot know yet which of the two orders the caption has. Two words are then right, which
-makes the first one harder for a reason that has nothing to do with the image. Tokens are predicted as in training: by
-the objective's own corruption, each with its weight in the loss, whose mean is 1 at every token. For each mention of a
-word:
+red"). So the same words of the same images stand at both places.
+Only the words of the last object are measured. At the first object a causal model cannot know yet which of the two
+orders the caption has. Two words are then right, which makes the first one harder for a reason that has nothing to do
+with the image. Tokens are predicted as in training: by the objective's own corruption, each with its weight in the
+loss, whose mean is 1 at every token. Then they are predicted from all words to the left (contexts.py). For each mention
+of a word:
 
     loss        -log p(token | image), in nats
     gap         the loss with the mean image instead of the image, minus the loss: what the image tells of the token
@@ -43,7 +43,7 @@ from open_clip_mdc.scenes.mentions import COLOURS, SHAPES, law
 from open_clip_mdc.text.packing import NoisedCaptions, pack, sees
 
 from .contexts import left_context
-from .tables.position import DRAWS, MEASURES, PLACES, REDUNDANCIES
+from .tables.contexts import DRAWS, MEASURES, PLACES, REDUNDANCIES
 
 BATCH = 100  # scenes
 DIGITS = 6  # significant digits of the values that are kept of each image
@@ -160,11 +160,11 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
 
 
 def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int,
-             seed: int = 0, contexts: bool = False) -> dict[str, list]:
+             seed: int = 0) -> dict[str, list]:
     """Return the keys of the scenes ("images"), and the mean over both orders of each scene.
 
-    The means have the names "MEASURE_PLACE" and "weight_PLACE". With `contexts` they are of the context as trained, and
-    those of "left_MEASURE_PLACE" are of a context with all words to the left (`contexts.left_context`).
+    The means have the names "MEASURE_PLACE" and "weight_PLACE" in the context as trained. Those of "left_MEASURE_PLACE"
+    are in a context with all words to the left (`contexts.left_context`).
     """
     words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
     possible, p = zip(*law(redundancy), strict=True)
@@ -179,9 +179,8 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
             embs = model.encode_image_tokens(torch.stack([image for _, image, _ in batch])).repeat_interleave(2, 0)
         text = tokenizer([caption for _, _, captions in batch for caption in captions])
         mentions = mention_positions(text, words)[:, -len(PLACES):]
-        of_context = {"": as_trained(model, text, draws, generator)}
-        if contexts:
-            of_context["left_"] = [left_context(model, text, mention) for mention in mentions.unbind(1)]
+        of_context = {"": as_trained(model, text, draws, generator),
+                      "left_": [left_context(model, text, mention) for mention in mentions.unbind(1)]}
         for context, corruptions in of_context.items():
             sums = measure(model, embs, null_image, text, mentions, corruptions, world)
             for name, values in sums.items():
@@ -215,19 +214,17 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="shard of held-out scenes")
     parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="redundancy of the data")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
-    parser.add_argument("--contexts", action="store_true", help="measure with all words to the left visible, too")
     args = parser.parse_args()
     try:
         for pretrained in args.pretrained:
             path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
-            about = {"dataset": args.name, "pretrained": pretrained,
-                     "task": "contexts" if args.contexts else "mentions", "settings": {
+            about = {"dataset": args.name, "pretrained": pretrained, "task": "contexts", "settings": {
                 "measures": list(MEASURES), "of": "the last object", "draws": DRAWS, "data_sha256": sha256(args.data),
                 "weights_sha256": sha256(pretrained)}}
             if results.is_there(path, about):
                 continue
             found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
-                             REDUNDANCIES[args.name], DRAWS, contexts=args.contexts)
+                             REDUNDANCIES[args.name], DRAWS)
             keep(path, about, found)
     except (ValueError, OSError) as problem:
         sys.exit(f"error: {problem}")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from . import commands, preflight
 from .commands import Place
 from .progress import Step, run_steps
-from .report import archive, claims, contexts, position
+from .report import archive, claims, contexts
 from .report.collect import LEDGERS
 from .report.publish import FOLDER
 from .report.results import Results, read_results
@@ -50,8 +50,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    ledgers = {"position": (*position.LEDGERS, "lastsaid"), "contexts": ("contexts", "between"),
-               "sentences": ("sentences",)}
+    ledgers = {"contexts": ("contexts", "between"), "sentences": ("sentences",)}
     for claim in (claim for ledger in ledgers.get(scale, LEDGERS) for claim in claims.claims_of(ledger, SCALES[scale])):
         if claim.id == short:
             if not claim.left or not claim.right:
@@ -66,7 +65,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
 
 def with_verdict(results: Results, task: Task) -> claims.Row:
     """Return the claim with a verdict that is not corrected for others."""
-    of = next((one for one in (contexts, position) if task.claim.ledger in one.LEDGERS), claims)
+    of = contexts if task.claim.ledger in contexts.LEDGERS else claims
     (row,) = of.give_verdicts([task.claim], results, task.scale)
     return row
 

@@ -37,7 +37,7 @@ from open_clip_mdc.text.packing import NoisedCaptions, pack
 from .contexts import left_context
 from .flickr8k import grey_image
 from .mentions import as_trained, keep, predicted_places
-from .tables.position import DRAWS, PLACES
+from .tables.contexts import DRAWS, PLACES
 
 PHOTOGRAPHS = 20  # in a batch
 SENTENCES = 5  # of a photograph, and as many pairs

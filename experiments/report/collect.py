@@ -17,7 +17,7 @@ from ..tables import article, between, curves, mcdiffusion, photos
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
-from . import claims, contexts, position
+from . import claims, contexts
 from .pages import csv, figure6, markdown, plot, summarise
 from .results import read_results, values
 
@@ -29,9 +29,9 @@ TITLES = {
     "figure5": "Figure 5: amount of data", "figure6": "Figure 6: captions of different length",
     "lengths": "Captions of every length", "steps": "Tokens revealed at a time",
     "table6": "Table 6: MC-Diffusion's forward processes and image encoders", "figure7": "Figure 7: guidance",
-    "table7": "Table 7: an article's claims on CLIP guidance, regions and folds",
+    "table7": "Table 7: an article's claims on CLIP guidance, regions and masked features",
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
-    "figure10": "Figure 10: diversity", "figure11": "Figure 11: masked image features",
+    "figure10": "Figure 10: diversity",
     "table8": "Table 8: two views of a caption at equal cost",
     "claims": "Verdicts on the paper's claims", "compared": "Verdicts on MDC and ARC compared",
     "article": "Verdicts on the article's claims",
@@ -40,15 +40,12 @@ TITLES = {
     "likelihoods": "Which caption or word fits a photograph",
     "towers": "A trained encoder after training by each objective",
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
-    "position": "Does a token's visual signal depend on its place?",
     "contexts": "One network, two contexts",
     "between": "What lies between ARC and MDC",
     "sentences": "Two sentences of a photograph, in both orders",
-    "lastsaid": "Linear probes of the word that is always said last",
 }
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition")
-BELOW_TABLES = ("lastsaid", "between")  # ledgers on the rows of the table of their name
-WITH_CLAIMS = (*LEDGERS, "position", *contexts.LEDGERS, *BELOW_TABLES)
+WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between")
 DRAWN = {"between": between.plot, "epochs": photos.plot}  # by seed
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
@@ -112,19 +109,14 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
                 cells = [*cells, *(cell for cell in floor_cells(scale, probes) if values(results, scale, cell))]
             numbers = [values(results, scale, cell) for cell in cells]
             summaries = [summarise(by_seed.values()) for by_seed in numbers]
-            if name == "position":
-                ledgers = [position.give_verdicts(claims.claims_of(ledger, scale), results, scale)
-                           for ledger in position.LEDGERS]
-                rows = [row for ledger in ledgers for row in ledger]
-                page = position.page(results, scale, cells, numbers, ledgers, folder / name)
-            elif name in contexts.LEDGERS:
+            if name in contexts.LEDGERS:
                 rows = contexts.give_verdicts(claims.claims_of(name, scale), results, scale)
                 page = (contexts.page(results, scale, cells, numbers, rows, folder / name) if name == "contexts" else
                         contexts.page_of_sentences(results, scale, cells, numbers, rows))
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
-            if name in BELOW_TABLES:
+            if name == "between":
                 rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
                 page += "\n" + claims.ledger(rows, results, scale)
             page += environments(cells, numbers, place)

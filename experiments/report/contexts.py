@@ -1,25 +1,26 @@
 """Compare two contexts of one network (experiments/contexts.py): ratios of second to first mention, and verdicts.
 
-The ratio of a measure is (X2 / W2) / (X1 / W1), with X and W as in position.py. The gain of the second mention may be
-as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
+For each image let x be the sum over its mentions of weight times measure, and w the sum of the weights. X and W are
+sums over images, 1 and 2 the places. The ratio of a measure is (X2 / W2) / (X1 / W1). The gain of the second mention
+may be as small as 0, where a logarithm does not exist. So ratios themselves are compared here. An image adds
 (x2 - r2 w2) / W2 / r1 - ratio (x1 - r1 w1) / (r1 W1), where r = X / W at each place.
 """
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from ..tables import position as tables
+from ..tables import contexts as tables
 from ..tables.cells import Cell
 from ..tables.scales import Scale
 from . import claims
 from .claims import Claim
-from .position import against, row_of, side, verdict_table
-from .verdicts import Finding, compare, decide
+from .results import parts
+from .verdicts import Finding, Side, compare, decide
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
 LEDGERS = ("contexts", "sentences")
-WHAT = "ratio minus 1, or difference of ratios (95 %)"
 CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
 
 
@@ -49,6 +50,23 @@ def fall(values: dict[str, list[float]], measure: str) -> tuple[float, list[floa
     """Return by how much a measure is lower at the second place, and the influence of each image."""
     (x1, w1, r1), (x2, w2, r2) = (of_place(values, measure, place) for place in tables.PLACES)
     return r1 - r2, [(a - r1 * u) / sum(w1) - (b - r2 * v) / sum(w2) for a, u, b, v in zip(x1, w1, x2, w2, strict=True)]
+
+
+def side(results: dict, scale: Scale, cell: Cell, statistic) -> Side | None:
+    """Return a statistic of a row's runs in a cell's measure, with the influence of images. None if none ran."""
+    numbers, adds, measure = {}, {}, cell.column.partition(",")[0]
+    for seed, result in sorted(parts(results, scale, cell)[0].items()):
+        items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
+        numbers[seed], influence = statistic(items["values"], measure)
+        adds[seed] = dict(zip(items["images"], influence, strict=True))
+    return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
+
+
+def against(found: Side | None, value: float, margin: float | None = None, level: bool = False) -> Finding:
+    """Compare a side with a number, as `compare` does with another side."""
+    constant = found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
+                              found.trainings)
+    return compare(found, constant, margin, level)
 
 
 def measured(cell: Cell) -> tuple[str, str]:
@@ -109,6 +127,17 @@ def shown(finding: Finding) -> str:
     return f"{finding.difference:.3f}{low_high}"
 
 
+def verdict_table(ledger: list[claims.Row]) -> str:
+    """Return the claims of a ledger on ratios with their verdicts, as Markdown."""
+    from open_clip_mdc.data.markdown import markdown_table
+    return markdown_table(
+        ["id", "claim", "ratio minus 1, or difference of ratios (95 %)", "p (Holm)", "p within a tenth", "errors of",
+         "verdict"],
+        [[row.claim.id, row.claim.text, shown(row.finding), claims.number(row.p), claims.number(row.p_within),
+          "" if row.verdict == "not run" else row.finding.basis,
+          f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in ledger])
+
+
 def read_rows(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
               measures: tuple[str, ...]) -> Iterator[tuple[Cell, str, dict[str, Finding], list[str]]]:
     """Yield each row in each of its contexts: a cell, the context, its ratios, and its text in a table."""
@@ -134,16 +163,16 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
     from open_clip_mdc.data.markdown import markdown_table
     lines, drawn = [], {}
     for cell, label, ratios, line in read_rows(results, scale, cells, numbers, ("gain", "gradient", "gap")):
-        row = row_of(cell)
-        if row.data == "r90":
-            drawn.setdefault(label, {})[row.objective] = ratios
-        lines.append([f"{tables.REDUNDANCIES[row.data]:g}", row.objective, *line])
+        objective = cell.row.partition(", ")[2]
+        if cell.block == "r90":
+            drawn.setdefault(label, {})[objective] = ratios
+        lines.append([f"{tables.REDUNDANCIES[cell.block]:g}", objective, *line])
     with new_file(path.with_suffix(".png")) as partial:
         plot(drawn).savefig(partial, format="png", dpi=100)
     return "\n".join([
         markdown_table(["redundancy", "", "context", "loss, first / second", "gain, first / second",
                         "gain, ratio (95 %)", "gradient, ratio (95 %)", "gap, ratio (95 %)",
-                        "uses the other words", "seeds"], lines), "", verdict_table(WHAT, shown, ledger), ""])
+                        "uses the other words", "seeds"], lines), "", verdict_table(ledger), ""])
 
 
 def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
@@ -153,7 +182,7 @@ def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: l
     lines = [[cell.row, *line] for cell, _, _, line in read_rows(results, scale, cells, numbers, ("gain",))]
     return "\n".join([markdown_table(["", "context", "loss a word, first / second", "gain a word, first / second",
                                       "gain, ratio (95 %)", "uses the other words", "seeds"], lines),
-                      "", verdict_table(WHAT, shown, ledger), ""])
+                      "", verdict_table(ledger), ""])
 
 
 def plot(drawn: dict[str, dict[str, dict[str, Finding]]]):

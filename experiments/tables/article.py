@@ -1,13 +1,12 @@
 """Cells for claims that a summary article makes about masked diffusion captioning, beyond the paper's own.
 
-    table7    CLIP guidance and reranking, region features, and whether the gain of guidance holds over folds
+    table7    CLIP guidance and reranking, region features, image features that are masked in training
     figure8   a concept that is missing in training, learnt from few images
     figure9   corrupted images
     figure10  diversity against quality
-    figure11  image features that are masked in training, by their share
 
-A run of seed s is guided by the CLIP run of the same seed. That CLIP is trained on the scale's short captions (for a
-fold, on the fold's), so that in figure8 it has seen the concept. CLIPScore is by the CLIP run of seed s + 1.
+A run of seed s is guided by the CLIP run of the same seed. That CLIP is trained on the scale's short captions, so that
+in figure8 it has seen the concept. CLIPScore is by the CLIP run of seed s + 1.
 """
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +21,7 @@ SAMPLES = "5"
 CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "jpeg", "brightness")
 SEVERITIES = ("1", "3", "5")
 TOP_P = ("0.5", "0.8", "0.95", "1")
-# Percent of an image's features that are masked, and percent of images: (25, 10) is the model -context25of10.
-CONTEXT = ((25, 10), (50, 10), (100, 10), (25, 50), (50, 50), (100, 50), (25, 100), (50, 100))
+MASKED = {"half masked": "-context50of50", "all masked": "-context100of50"}  # features, in half of the images
 SYSTEMS = (("MDC", "MDC", ()), ("MDC with CLIP", "MDC", ("--clip_scale", "1")), ("ARC", "ARC", ()))
 
 
@@ -31,7 +29,7 @@ def guided(scale: Scale) -> Iterator[Cell]:
     drawn = ("--temperature", "1")
     ways = {"unguided": ((), False), **{f"CLIP {s}": (("--clip_scale", s), True) for s in CLIP_SCALES},
             "drawn": (drawn, False), f"best of {SAMPLES}": ((*drawn, "--clip_rerank", SAMPLES), True)}
-    for objective in ("MDC", "MCD", "ARC"):
+    for objective in ("MDC", "ARC"):
         for way, (flags, helped) in ways.items():
             if objective == "ARC" and way.startswith("CLIP"):
                 continue
@@ -51,20 +49,17 @@ def regions(scale: Scale) -> Iterator[Cell]:
             yield from caption_cells(scale, row, run, BETTER[:5], ("--caption_length", "16"), "regions", where=where)
 
 
-def folds(scale: Scale) -> Iterator[Cell]:
-    for fold in (name for name in scale.data if name.startswith("fold")):
-        where = f"{{out}}/data/folds/{fold}", f"wds/{fold}"
-        for way, flags in (("unguided", ()), ("CLIP 1", ("--clip_scale", "1"))):
-            yield from caption_cells(scale, f"{fold}, {way}", Run(f"MDC-{scale.backbone}", fold),
-                                     ("CIDEr", "exact match"), (*length_flags(scale, "MDC"), *flags), fold,
-                                     where=where, guide=Run(scale.backbone, fold) if flags else None)
+def masked(scale: Scale) -> Iterator[Cell]:
+    for row, suffix in MASKED.items():
+        yield from caption_cells(scale, f"MDC, {row}", captioner(scale, "MDC", suffix), COLUMNS[:-2],
+                                 length_flags(scale, "MDC"), "CLIP", BETTER)
 
 
 def table7(scale: Scale) -> Iterator[Cell]:
     if scale.article:
         yield from guided(scale)
         yield from regions(scale)
-        yield from folds(scale)
+        yield from masked(scale)
 
 
 def figure8(scale: Scale) -> Iterator[Cell]:
@@ -100,7 +95,7 @@ def figure10(scale: Scale) -> Iterator[Cell]:
         return
     data = scale.data[scale.alt]
     train = f"{data.folder}/{{{{00000..{data.shards - 1:05d}}}}}.tar"
-    for objective in ("MDC", "MCD", "ARC"):
+    for objective in ("MDC", "ARC"):
         for top_p in TOP_P:
             flags = (*length_flags(scale, objective), "--temperature", "1", "--top_p", top_p, "--samples", SAMPLES,
                      "--train_captions", train)
@@ -109,18 +104,7 @@ def figure10(scale: Scale) -> Iterator[Cell]:
                                      objective, best=())
 
 
-def figure11(scale: Scale) -> Iterator[Cell]:
-    if not scale.article:
-        return
-    run = captioner(scale, "MDC")
-    runs = {"none": run} | {f"{mask} % in {drop} %": run._replace(model=f"{run.model}-context{mask}of{drop}")
-                            for mask, drop in CONTEXT}
-    for row, run in runs.items():
-        yield from caption_cells(scale, row, run, ("CIDEr", "exact match", "hallucinating"),
-                                 length_flags(scale, "MDC"), best=BETTER)
-
-
-TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10, "figure11": figure11}
+TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10}
 
 
 def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:
@@ -139,16 +123,9 @@ def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -
         return [(corruption.replace("_", " "), "" if number else "CIDEr", {
             column: line(column, ["clean", *(f"{corruption} {s}" for s in SEVERITIES)], ["0", *SEVERITIES])
             for column in columns if "," not in column}) for number, corruption in enumerate(CORRUPTIONS)]
-    if name == "figure10":
-        return [("CIDEr of a drawn caption", "Div-2, %", {
-            block: [(points.get((row, "CIDEr")), points.get((row, "Div-2"))) for row in rows
-                    if row.startswith(f"{block},")] for block in dict.fromkeys(cell.block for cell in cells)})]
-    lines = {}
-    for drop in dict.fromkeys(drop for _, drop in CONTEXT):
-        masks = [mask for mask, d in CONTEXT if d == drop]
-        lines[f"in {drop} % of the images"] = line(
-            "CIDEr", ["none", *(f"{mask} % in {drop} %" for mask in masks)], ["0", *map(str, masks)])
-    return [("image features masked in training, %", "CIDEr", lines)]
+    return [("CIDEr of a drawn caption", "Div-2, %", {
+        block: [(points.get((row, "CIDEr")), points.get((row, "Div-2"))) for row in rows
+                if row.startswith(f"{block},")] for block in dict.fromkeys(cell.block for cell in cells)})]
 
 
 def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .cells import Cell, Run, caption_cells, probes, selections
+from .contexts import BETWEEN, of_contexts
 from .curves import draw_bands
-from .position import BETWEEN, of_contexts
 from .scale import Scale
 
 # For each x of a line the objective, and flags of decoding.

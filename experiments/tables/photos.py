@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe, selections
+from .contexts import BETWEEN
 from .curves import draw_bands
-from .position import BETWEEN
 from .scale import Scale
 
 RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12", "auto")),

@@ -7,12 +7,11 @@ from argparse import ArgumentTypeError
 
 from clip_benchmark_ext.datasets.sugar_crepe import GROUPS as SUGAR_CREPE_GROUPS
 
-from . import position
+from . import contexts
 from .scale import CPU, Backbone, Captioning, Data, Probe, Scale, Selection, Tuning, made, pairs
 
 SHOTS = (1, 4, 16, 64, 256)  # numbers of images that `open_clip_mdc scenes --without` renders of a concept
 CONCEPT = "yellow star"
-FOLDS = 5
 
 # Commands that preflight.py prints. {{data}} is the user's folder.
 IMG2DATASET = ("img2dataset --url_list {0}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
@@ -69,7 +68,6 @@ SCENES = Scale(
         "big": Data("{out}/data/big/train", "three objects, 64 px", 8, 20000),
         "fewshot": Data("{out}/data/fewshot/train", f"without {CONCEPT}", 8, 20000),
         **{f"shots-{n}": Data(f"{{out}}/data/fewshot/shots-{n}", f"{n} of {CONCEPT}", 1, 3200) for n in SHOTS},
-        **{f"fold{i}": Data(f"{{out}}/data/folds/fold{i}/train", f"fold {i}", 4, 16000) for i in range(FOLDS)},
     },
     backbones={"ViT-Ti-8": Backbone(5e-4, 0.1)}, warmup=50, epochs=1,
     alt="short", long="long", search="short", amounts=("short-1of8", "short-2of8", "short-4of8", "short"),
@@ -83,8 +81,6 @@ SCENES = Scale(
         made("big", "open_clip_mdc scenes --size 64 --objects 3 --sizes --num-probe 1 --num-pairs 1", "table7"),
         made("captions-big", f"{TEST_SHARDS} {{out}}/data/big/val/00000.tar", "table7"),
         made("vq.pt", f"open_clip_mdc vq fit --model MCD-VQ-ViT-Ti-8 --train-data {SCENE_SHARDS % 7}", "table6"),
-        made("folds", f"open_clip_mdc prepare folds --shards {SCENE_SHARDS % 1} --captions-key caption --k {FOLDS}",
-             "table7"),
         made("fewshot", f"open_clip_mdc scenes --without '{CONCEPT}' --num-val 500 --num-probe 1 --num-pairs 1",
              "figure8"),
         made("concept", f"{TEST_SHARDS} {{out}}/data/fewshot/concept/00000.tar", "figure8"),
@@ -253,21 +249,15 @@ CUB = Scale(
             "microsoft/VQ-Diffusion/raw/main/help_folder/statistics/taming_vqvae_2887.pt")),
 )
 
-POSITION = Scale(
-    **CPU | dict(batch=64, draws=0), name="position", tables=("position", "lastsaid"),
-    data=position.DATA, backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)}, warmup=10_000, epochs=1,
-    alt="r90", long="r90", search="r90", amounts=(), ratios=(), probes={}, probe_root="", selection=(),
-    captioning=(Captioning("{out}/data/r90", "wds/r90", "mentions", None, ("auto",)),),
-    prepare=position.PREPARE,
-)
-# Four times as long, so that a masked network has learnt to use the other words, which it does late.
-CONTEXTS = POSITION._replace(
-    name="contexts", tables=("contexts", "between"), epochs=4,
-    draws=64, eval_flags=CPU["eval_flags"], margin=2.0, cider_margin=20.0,
+# Long enough that a masked network has learnt to use the other words, which it does late.
+CONTEXTS = Scale(
+    **CPU | dict(batch=64), name="contexts", tables=("contexts", "between"),
+    data=contexts.DATA, backbones={"ViT-Ti-8": Backbone(1e-3, 0.1)}, warmup=10_000, epochs=4,
+    alt="r90", long="r90", search="r90", amounts=(), ratios=(), margin=2.0, cider_margin=20.0,
     probes={name: Probe(f"wds/probe-{name}", 1600) for name in ("colour", "shape")},
     probe_root="{out}/data/pairs/{{dataset_cleaned}}", selection=pairs("{out}/data/pairs/sugarcrepe", "swap_att", 400),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "mentions", None, ("auto",)),),
-    prepare=(*position.PREPARE[:2],
+    prepare=(*contexts.PREPARE,
              made("captions", "open_clip_mdc prepare shards --captions-key captions --test "
                               "{out}/data/r90/val/00000.tar", "between"),
              made("pairs", "open_clip_mdc scenes --world mentions --num-train 1 --num-val 1 --num-pairs 400",
@@ -275,7 +265,7 @@ CONTEXTS = POSITION._replace(
 
 SCALES = {scale.name: scale for scale in (
     PAPER, SCENES, RICH, GPU, FLICKR8K, PHOTOS, PHOTOS_UNLOCKED, PHOTOS_VIT, FEW, TOWERS, SENTENCES, CUB,
-    POSITION, CONTEXTS)}
+    CONTEXTS)}
 
 
 def named(name: str) -> Scale:

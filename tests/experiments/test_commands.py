@@ -206,8 +206,7 @@ def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
 def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
     stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
     assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [
-        [name] for name in ("scenes", "captions", "big", "captions-big", "vq.pt", "folds", "fewshot", "concept",
-                            "without")]
+        [name] for name in ("scenes", "captions", "big", "captions-big", "vq.pt", "fewshot", "concept", "without")]
     few = runner.plan(scales.SCENES, ["table5"], [0], place(tmp_path))
     assert [step.label for title, steps in few if title == "data" for step in steps] == ["scenes", "captions"]
     for scale in (scales.SCENES, scales.PAPER):
@@ -218,15 +217,12 @@ def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_lo
 
 
 def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_seeds(tmp_path):
-    """The CLIP run of the same seed guides, that of the next seed scores.
-
-    A fold's CLIP has not seen the fold's test images.
-    """
+    """The CLIP run of the same seed guides, that of the next seed scores."""
     stages = list(runner.plan(scales.SCENES, ["table7"], [2, 5], place(tmp_path)))
     made = {step.label for title, steps in stages if title == "training" for step in steps}
     assert made >= {"ViT-Ti-8--short--s2", "ViT-Ti-8--short--s3", "ViT-Ti-8--short--s6", "MDC-ViT-Ti-8--short-e4--s2",
                     "MDC-ViT-Ti-8-64px--big--s2", "MDC-ViT-Ti-8-regions2--big--s2"}
-    assert made >= {f"ViT-Ti-8--fold{fold}--s2" for fold in range(5)} and "ViT-Ti-8--short--s0" not in made
+    assert "ViT-Ti-8--short--s0" not in made
     used = set()
     for step in stages[-1][1]:
         models = {Path(part).parts[-3].rpartition("--s")[2] for part in step.command if "," in part}
@@ -234,8 +230,7 @@ def test_the_clip_that_guides_and_the_one_that_scores_are_trained_whatever_the_s
             if flag in ("--clip", "--clipscore_pretrained"):
                 used.add((*models, flag, Path(value).parts[-3]))
     assert used == {(str(seed), *helper) for seed in (2, 5) for helper in (
-        ("--clip", f"ViT-Ti-8--short--s{seed}"), ("--clipscore_pretrained", f"ViT-Ti-8--short--s{seed + 1}"),
-        *(("--clip", f"ViT-Ti-8--fold{fold}--s{seed}") for fold in range(5)))}
+        ("--clip", f"ViT-Ti-8--short--s{seed}"), ("--clipscore_pretrained", f"ViT-Ti-8--short--s{seed + 1}"))}
     (sized,) = [step.command for _, steps in stages for step in steps if step.label == "MDC-ViT-Ti-8-64px--big--s2"]
     assert flags_of(sized)["--force-image-size"] == "64"
 

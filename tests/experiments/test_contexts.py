@@ -20,7 +20,7 @@ from experiments.report import claims, contexts
 from experiments.report.results import Result
 from experiments.sentences import LEFT, from_the_left, measure, words_of
 from experiments.tables import between
-from experiments.tables import position as tables
+from experiments.tables import contexts as tables
 from experiments.tables.scales import CONTEXTS, SENTENCES
 from open_clip_mdc import register, unregister
 from open_clip_mdc.objectives.config import CaptionCfg
@@ -148,7 +148,9 @@ def test_a_network_that_is_not_level_is_not_called_level(tmp_path):
 def test_the_command_measures_both_contexts_of_every_row(tmp_path):
     commands = dry_run("--scale", "contexts", "--tables", "contexts", "--seeds", "0", "--out", str(tmp_path / "out"))
     measuring = [command for command in commands if "experiments.mentions" in command]
-    assert len(measuring) == 2 and all("--contexts" in command for command in measuring)
+    for command, data in zip(measuring, tables.REDUNDANCIES, strict=True):
+        assert (flags_of(command)["--name"], flags_of(command)["--data"].split("/")[-3]) == (data, data)
+        assert all(f"--{data}-e4--s0/" in path or f"--{data}--s0/" in path for path in command if path.endswith(".pt"))
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) + 2
 
 

@@ -27,16 +27,16 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
     page = (RESULTS / f"{part or scale}.md").read_text(encoding="utf-8")
     _, pages, claims, figures = publish.from_archive(file, page)
-    needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "position": {"position", "lastsaid"},
-              "repetition": {"epochs", "repetition"}, "contexts": {"contexts", "between"},
-              "sentences": {"sentences"}, "photographs": {"photos", "likelihoods"}}
+    needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "contexts": {"contexts", "between"},
+              "repetition": {"epochs", "repetition"}, "sentences": {"sentences"},
+              "photographs": {"photos", "likelihoods"}}
     assert needed.get(part or scale, {"table2", "table3", "floors", "claims"}) <= pages.keys()
     for name, text in pages.items():
         assert f"<!-- {scale} {name} -->\n{text}<!-- end -->" in page, name
     assert claims in (RESULTS / "claims.csv").read_text(encoding="utf-8")
     judged = {row["ledger"] for row in publish.read_claims(",".join(COLUMNS) + "\n" + claims)}
-    assert judged >= {"position": {"position", "position-beside", "lastsaid"}, "contexts": {"contexts", "between"},
-                       "sentences": {"sentences"}}.get(scale, pages.keys() & {*LEDGERS})
+    assert judged >= {"contexts": {"contexts", "between"}, "sentences": {"sentences"}}.get(
+        scale, pages.keys() & {*LEDGERS})
     assert len(figures) == {"scenes": 2, "contexts": 2, "sentences": 0, "photographs": 0}.get(part or scale, 1)
     for name, drawn in figures.items():
         assert_same_picture(RESULTS.parent / "figures" / name, drawn)

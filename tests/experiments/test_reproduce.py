@@ -24,9 +24,7 @@ def test_its_commands_are_the_trainings_of_its_rows_with_the_archived_seeds(caps
         "MDC-ViT-Ti-8", "BERT-ViT-Ti-8-r15")]
     quarter = trained(capsys, "rich.early", *out, "--seeds", "3")
     assert sorted(quarter) == ["ARC-ViT-Ti-8-rich--short--s3", "MDC-ViT-Ti-8-rich--short--s3"]
-    assert trained(capsys, "position.gain-parallel", *out) == [f"Parallel-ViT-Ti-8--r90--s{seed}" for seed in range(3)]
-    assert trained(capsys, "position.last-features", *out, "--seeds", "1") == [
-        "MDC-ViT-Ti-8--last--s1", "ARC-ViT-Ti-8--last--s1"]
+    assert trained(capsys, "contexts.own-mdc", *out) == [f"MDC-ViT-Ti-8--r90--s{seed}" for seed in range(3)]
     assert not list(tmp_path.iterdir())
 
 
@@ -54,12 +52,12 @@ def test_results_and_differences_of_both_are_compared(tmp_path):
 
 
 def test_a_claim_on_ratios_is_compared_as_its_page_gives_it(tmp_path):
-    task, out = reproduce.find("position.gap-arc"), tmp_path / "out"
+    task, out = reproduce.find("contexts.own-arc"), tmp_path / "out"
 
     def run(title: str, steps: list) -> None:
         if not out.exists():
             archive.unpack(task.file, out)
     said = reproduce.reproduce(task, place(out), None, run)
-    (row,) = (row for row in csv.DictReader((RESULTS / "claims.csv").open()) if row["id"] == "position.gap-arc")
+    (row,) = (row for row in csv.DictReader((RESULTS / "claims.csv").open()) if row["id"] == "contexts.own-arc")
     shown = f"{float(row['difference']):+.3f}"
-    assert f"archived {shown}" in said and f", now {shown}" in said and said.count("(+0.6 to +2.0)") == 2
+    assert f"archived {shown}" in said and f", now {shown}" in said and said.count("(+0.7 to +0.8)") == 2

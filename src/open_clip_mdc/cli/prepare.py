@@ -4,7 +4,6 @@
     open_clip_mdc prepare shards --train 'flickr8k/train/{00000..00005}.tar' --test flickr8k/test/00000.tar --out f8k
     open_clip_mdc prepare shards --train photos/ --val 'data/val-*.parquet' --out photos-wds
     open_clip_mdc prepare shards --test captions_val2017.json --images val2017 --out coco-wds
-    open_clip_mdc prepare folds --shards 'flickr8k/train/{00000..00005}.tar' --k 5 --out folds
 
 The annotations of COCO and Flickr are Karpathy's split files. COCO's restval is used for training, as usual. The output
 is
@@ -12,12 +11,10 @@ is
     OUT/train/{00000..}.tar, OUT/val/{00000..}.tar    all captions of an image in KEY.txt, separated by U+001E
     OUT/test/{0..}.tar                                clip_benchmark's captioning format, one caption per line
 
-`folds` writes OUT/fold0 ... OUT/fold4, each with train/ and test/ as above. Test sets are disjoint. An image's fold
-depends only on its name, however the shards are cut. Plain OpenCLIP takes U+001E for white space, and so reads one long
-text, which --join writes on purpose. prepare_layouts.py lists the layouts that `shards` reads.
+Plain OpenCLIP takes U+001E for white space, and so reads one long text, which --join writes on purpose.
+prepare_layouts.py lists the layouts that `shards` reads.
 """
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -30,11 +27,11 @@ from ..data import shards as tars
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
 from ..data.paths import inside
-from ..data.shards import CAPTION_SEPARATOR, find_shards, shard_pattern
+from ..data.shards import CAPTION_SEPARATOR, shard_pattern
 from ..errors import plural
 from ..progress import progress_bar
 from . import prepare_layouts as layouts
-from .prepare_layouts import Sample, read_file, read_shards
+from .prepare_layouts import Sample, read_file
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}  # Karpathy's -> ours
 SHARD_SIZE = 1000
@@ -146,49 +143,6 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
     print("\n".join(hints))
 
 
-def fold_of(name: str, k: int) -> int:
-    """Return the fold that tests an image, 0 to k - 1, which depends on its name alone."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % k
-
-
-def write_folds(out: str, shards: list[str], captions_key: str, k: int) -> None:
-    """Write k parts, and k folds that each test on one part and train on links to the others.
-
-        OUT/parts/I/{00000..}.tar, OUT/foldI/train/{00000..}.tar (links), OUT/foldI/test/{0..}.tar
-    """
-    if k < 2:
-        raise ValueError("--k 1 leaves nothing to train on: give --k 2 or more")
-    left_out: list[str] = []
-    with new_folder(out) as folder:
-        parts = []
-        for fold in range(k):
-            samples = (sample for sample in read_shards(shards, captions_key) if fold_of(sample.name, k) == fold)
-            parts.append(write_split(folder / "parts" / str(fold), usable(samples, left_out), "{:05d}.tar",
-                                     CAPTION_SEPARATOR))
-            if not parts[-1]:
-                raise ValueError(f"no usable image for fold {fold}: {left_out[0] if left_out else 'give a lower --k'}")
-        hints = []
-        for fold in range(k):
-            mine = [str(folder / "parts" / str(fold) / shard) for shard in parts[fold]]
-            write_test(folder / f"fold{fold}", usable(read_shards(mine, "captions"), left_out))
-            sizes, train = {}, folder / f"fold{fold}" / "train"
-            train.mkdir()
-            for part in (part for part in range(k) if part != fold):
-                for shard, size in parts[part].items():
-                    name = f"{len(sizes):05d}.tar"
-                    (train / name).symlink_to(f"../../parts/{part}/{shard}")
-                    sizes[name] = size
-            write_json(train / "sizes.json", sizes)
-            hints.append(f"{plural(sum(sizes.values()), 'image')}: --train-data '"
-                         + shard_pattern(f"{out}/fold{fold}/train", len(sizes))
-                         + f"', {plural(sum(parts[fold].values()), 'image')}: --dataset wds/fold{fold} --dataset_root "
-                           f"{out}/fold{fold} --task captioning")
-        if left_out:
-            raise ValueError(f"{plural(len(left_out), 'image')} cannot be used, first {left_out[0]}: leave them out by "
-                             f"`prepare shards --skip-broken` before")
-    print("\n".join(hints))
-
-
 def check_there(splits: dict[str, Iterable[Sample]]) -> None:
     """Raise FileNotFoundError for missing image files at once, not after an hour of copying."""
     paths = [sample.image for split in splits.values() if isinstance(split, list) for sample in split
@@ -199,9 +153,6 @@ def check_there(splits: dict[str, Iterable[Sample]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.source == "folds":
-        shards = find_shards(args.shards)
-        return write_folds(args.out, shards, args.captions_key, args.k)
     left_out: list[str] = []
     if args.source == "shards":
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}

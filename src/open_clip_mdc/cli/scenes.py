@@ -158,8 +158,7 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
             bar.update(count)
 
 
-OF_WORLD = {"objects": "plain", "sizes": "plain", "without": "plain", "noise": "rich", "redundancy": "mentions",
-            "first": "mentions"}
+OF_WORLD = {"objects": "plain", "sizes": "plain", "without": "plain", "noise": "rich", "redundancy": "mentions"}
 OTHERS = {"rich": "the rich world has 1 to 4 objects of 3 sizes", "mentions": "the mentions world has two objects"}
 
 

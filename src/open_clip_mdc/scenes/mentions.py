@@ -27,7 +27,6 @@ class World(plain.World):
     """The settings of the world."""
 
     redundancy: float = 0.9
-    first: str | None = None  # one of ORDERS for every caption. None draws it for each
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ def draw_scene(world: World, rng: random.Random) -> Scene:
     for item in drawn.objects:
         colour, shape, told = rng.choice(COLOURS), rng.choice(SHAPES), rng.random() < world.redundancy
         objects.append(replace(item, colour=colour, shape=SHAPE_OF[colour] if told else shape))
-    order = rng.choice(ORDERS)
-    return Scene(tuple(objects), drawn.relation, drawn.background, world.first or order)
+    return Scene(tuple(objects), drawn.relation, drawn.background, rng.choice(ORDERS))
 
 
 def caption(scene: Scene, order: str | None = None) -> str:
@@ -65,7 +63,7 @@ def _noun(item: SceneObject, order: str) -> str:
 
 
 def law(redundancy: float) -> Iterator[tuple[str, float]]:
-    """Yield every caption and its probability, in a world without `first`."""
+    """Yield every caption and its probability."""
     kinds = [(colour, shape, ((SHAPE_OF[colour] == shape) * redundancy + (1 - redundancy) / len(SHAPES)) / len(COLOURS))
              for colour in COLOURS for shape in SHAPES]
     for pair in product(kinds, repeat=2):

@@ -1,6 +1,6 @@
-"""Claims about `make position`: measures equal those of a plain loop, and known ratios are found.
+"""Claims about mentions.py: measures equal those of a plain loop, and the best guess is that of the world's law.
 
-    pytest tests/experiments/test_position.py
+    pytest tests/experiments/test_mentions.py
 """
 import json
 import math
@@ -9,10 +9,8 @@ import open_clip
 import pytest
 import torch
 from conftest import VOCAB, captions, images, magnified, run_folder
-from helpers import dry_run, flags_of
 
 from experiments import mentions
-from experiments.tables import position as tables
 from open_clip_mdc import cli, register
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 from open_clip_mdc.objectives.config import CaptionCfg
@@ -121,7 +119,7 @@ def test_mentions_are_found_where_captions_say_them_and_other_captions_are_refus
 
 
 def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_path, capsys):
-    world, run, out = tmp_path / "world", tmp_path / "run--r90--s0", tmp_path / "results" / "mentions"
+    world, run, out = tmp_path / "world", tmp_path / "run--r90--s0", tmp_path / "results" / "contexts"
     cli.main(["scenes", "--out", str(world), "--world", "mentions", "--num-train", "8", "--num-val", "5", "--num-probe",
               "1", "--num-pairs", "1"])
     run_folder(run, "MDC-ViT-Ti-8")
@@ -138,8 +136,9 @@ def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_pat
     result, items = json.loads(path.read_text()), json.loads((out / "items" / path.name).read_text())
     assert len(items["images"]) == 5 and {len(values) for values in items["values"].values()} == {5}
     for name, value in result["metrics"].items():
-        place_ = name.rpartition("_")[2]
-        assert value == pytest.approx(sum(items["values"][name]) / sum(items["values"][f"weight_{place_}"]), rel=1e-4)
+        context, place = "left_" * name.startswith("left_"), name.rpartition("_")[2]
+        weights = items["values"][f"{context}weight_{place}"]
+        assert value == pytest.approx(sum(items["values"][name]) / sum(weights), rel=1e-4)
     before = path.stat().st_mtime_ns
     measure()
     assert path.stat().st_mtime_ns == before
@@ -151,18 +150,3 @@ def plain_shard(tmp_path):
     cli.main(["scenes", "--out", str(tmp_path / "plain"), "--num-train", "8", "--num-val", "2", "--num-probe", "1",
               "--num-pairs", "1"])
     return str(tmp_path / "plain" / "val" / "00000.tar")
-
-
-def test_the_command_trains_every_row_and_measures_it_on_scenes_of_its_own_redundancy(tmp_path):
-    out = str(tmp_path / "out")
-    commands = dry_run("--scale", "position", "--tables", "position", "--seeds", "0", "--out", out)
-    trained = {flags_of(command)["--name"] for command in commands if "--train-data" in command}
-    assert trained == {f"{model}--{data}--s0" for data, models in (
-        ("r90", [model.format("ViT-Ti-8") for model in tables.OBJECTIVES.values()]),
-        *((data, ["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"]) for data in ("r0", "r50", "r100"))) for model in models}
-    measuring = [command for command in commands if "experiments.mentions" in command]
-    assert len(measuring) == 4
-    for command in measuring:
-        data = flags_of(command)["--name"]
-        assert flags_of(command)["--data"] == f"{out}/data/{data}/val/00000.tar"
-        assert all(f"--{data}--s0/" in path for path in command if path.endswith(".pt"))

@@ -2,29 +2,25 @@
 
 In the scenes of scenes/mentions.py an object's shape can be guessed from its colour and the other way round. A coin
 decides which is said first. So the same words stand at both places, and the second can be guessed from the first.
-experiments/mentions.py measures it, and report/position.py compares the measurements.
+experiments/mentions.py measures it, and report/contexts.py compares the measurements.
 
-    position    what the image tells of a token, and what the token tells the encoder, at both places
-    contexts    the same for one network in two contexts: as trained, and with all words to the left visible
+    contexts    one network in two contexts: as trained, and with all words to the left visible
     sentences   whether it depends on the place in captions of photographs: two sentences, in both orders
-    lastsaid    what it does to features: linear probes where the shape is always said last
 """
 from collections.abc import Iterator
 
 from .cells import Cell, Evaluation, Run
 from .scale import Data, Scale, made
 
-OBJECTIVES = {"MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}", "BERT 15 %": "BERT-{}-r15",
-              "BERT 75 %": "BERT-{}-r75", "parallel": "Parallel-{}"}
-MAIN = ("MDC", "ARC")
-BETWEEN = {name: OBJECTIVES[name] for name in (*MAIN, "CapPa")} | {
+BETWEEN = {
+    "MDC": "MDC-{}", "ARC": "ARC-{}", "CapPa": "CapPa-{}",
     # The words that are measured are tokens 7 and 8 of a caption: in one block of 3, and in two of 2, 4 or 8.
     **{f"blocks of {size}": f"MDC-{{}}-b{size}" for size in (2, 3, 4, 8)},
     "Mix 75": "Mix-{}-arc75", "Mix": "Mix-{}-arc50", "Mix 25": "Mix-{}-arc25"}
 CONTEXTS = {"": "as trained", "left ": "words to the left"}  # prefix of a measure -> the context
-# The share of objects whose shape is the one that goes with their colour. All objectives are trained at the first
-# value, MDC and ARC at each.
-REDUNDANCIES = {"r90": 0.9, "r0": 0.0, "r50": 0.5, "r100": 1.0}
+# The share of objects whose shape is the one that goes with their colour. At 0 there are MDC and ARC alone.
+REDUNDANCIES = {"r90": 0.9, "r0": 0.0}
+MAIN = ("MDC", "ARC")
 MEASURES = ("loss", "gap", "gain", "gradient")
 PLACES = ("first", "second")
 # Rows of `sentences`: the objective, and how many times longer than the scale's two epochs it is trained.
@@ -36,23 +32,8 @@ DRAWS = 8  # random corruptions of each caption
 SCENES = "open_clip_mdc scenes --world mentions --num-train 12800 --num-val 500 --num-probe 500 --num-pairs 1"
 DATA = {name: Data(f"{{out}}/data/{name}/train", f"redundancy {share}", 8, 12_800)
         for name, share in REDUNDANCIES.items()}
-DATA["last"] = DATA["r90"]._replace(folder="{out}/data/last/train", label="redundancy 0.9, shape always last")
-PREPARE = (*(made(name, f"{SCENES} --redundancy {share}", *(() if name == "r90" else ("position", "contexts")))
-             for name, share in REDUNDANCIES.items()),
-           made("last", f"{SCENES.replace('probe 500', 'probe 1600')} --redundancy 0.9 --first colour", "lastsaid"))
-
-
-def position(scale: Scale) -> Iterator[Cell]:
-    for data, share in REDUNDANCIES.items() if "position" in scale.tables else ():
-        for row, model in OBJECTIVES.items():
-            if row not in MAIN and data != "r90":
-                continue
-            run = Run(model.format(scale.backbone), data)
-            for measure in MEASURES:
-                for place in PLACES:
-                    yield Cell(f"r = {share}, {row}", f"{measure}, {place}", run, Evaluation(
-                        "mentions", f"{{out}}/data/{data}/val/00000.tar", (data,), f"{measure}_{place}", scale=1.0),
-                        block=data, competes=False)
+PREPARE = tuple(made(name, f"{SCENES} --redundancy {share}", *(() if name == "r90" else ("contexts",)))
+                for name, share in REDUNDANCIES.items())
 
 
 def of_contexts(data: str, measure: str, place: str) -> Evaluation:
@@ -61,7 +42,7 @@ def of_contexts(data: str, measure: str, place: str) -> Evaluation:
 
 
 def contexts(scale: Scale) -> Iterator[Cell]:
-    for data in ("r90", "r0") if "contexts" in scale.tables else ():
+    for data in REDUNDANCIES if "contexts" in scale.tables else ():
         for row, model in BETWEEN.items():
             if row in MAIN or data == "r90":
                 for measure in (context + measure for context in CONTEXTS for measure in MEASURES):
@@ -91,13 +72,4 @@ def sentences(scale: Scale) -> Iterator[Cell]:
                     competes=False)
 
 
-def lastsaid(scale: Scale) -> Iterator[Cell]:
-    for data, label in (("r90", "a coin decides"), ("last", "shape always last")) if "lastsaid" in scale.tables else ():
-        for row in MAIN:
-            for attribute in ("colour", "shape"):
-                yield Cell(f"{label}, {row}", attribute, Run(OBJECTIVES[row].format(scale.backbone), data), Evaluation(
-                    "linear_probe", "{out}/data/last/{{dataset_cleaned}}", (f"wds/probe-{attribute}",), "lp_acc1",
-                    sizes=(1600,)), block=label)
-
-
-TABLES = {"position": position, "contexts": contexts, "sentences": sentences, "lastsaid": lastsaid}
+TABLES = {"contexts": contexts, "sentences": sentences}
