@@ -41,6 +41,7 @@ def progress_bar(items: Iterable | None = None, what: str = "", unit: str = "ima
     options |= {"desc": what, "unit": " " * bool(plural) + unit + plural}
     if not sys.stderr.isatty():
         known = options.get("total") is not None or hasattr(items, "__len__")
-        options |= {"file": Lines(), "mininterval": EVERY, "maxinterval": EVERY,
+        # The time to go follows the last line's minute, as what a resumed run finds done took no time at all.
+        options |= {"file": Lines(), "mininterval": EVERY, "maxinterval": EVERY, "miniters": 1, "smoothing": 1.0,
                     "bar_format": FORMAT if known else OPEN_FORMAT}
     return Bar(items, **options)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import caption_files
@@ -93,6 +94,16 @@ def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs,
     assert out == "1 caption: one.jsonl\n" and "\r" not in err
     assert re.fullmatch(r"captions: 1 of 1 images, \d\d:\d\d gone, 00:00 to go, +\d+\.\d\d( images/s| s/image)",
                         err.splitlines()[-1])
+
+
+def test_the_time_to_go_of_a_resumed_run_does_not_count_what_was_done(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.02)
+    with progress.progress_bar(total=2000) as bar:
+        for images in (1900, *[1] * 4):
+            bar.update(images)
+            time.sleep(0.1)  # of each image, so that 96 take 10 s
+    minutes, seconds = re.findall(r"(\d\d):(\d\d) to go", capsys.readouterr().err)[-2]  # the last has the mean rate
+    assert int(minutes) * 60 + int(seconds) >= 9
 
 
 def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, folder):
