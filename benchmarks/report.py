@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from textwrap import fill
 
 import torch
 
@@ -38,10 +39,15 @@ def section_parser(description: str, rounds: int = 5, model: bool = True,
     return parser
 
 
+def wrapped(line: str) -> str:
+    return line if line.startswith("|") else fill(line, 120, subsequent_indent="  " * line.startswith("- "),
+                                                  break_on_hyphens=False)
+
+
 def write_section(title: str, text: str, path: Path = RESULTS, head: str = HEAD) -> None:
     """Write "## title" with this text into the file, in place of the section with this title or at the end."""
     sections = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
-    new = f"{title}\n\n{text.strip()}\n"
+    new = "\n".join([title, "", *map(wrapped, text.strip().splitlines()), ""])
     titles = [section.split("\n")[0] for section in sections]
     if title in titles:
         sections[titles.index(title)] = new

@@ -2,6 +2,7 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,14 +15,11 @@ from open_clip_mdc.errors import need
 from open_clip_mdc.integration.checkpoints import first_lines
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.models.foreign.base import ForeignCaptioner
-from open_clip_mdc.models.foreign.coca import CoCaCaptioner
-from open_clip_mdc.models.foreign.genlip import GenLIPCaptioner
-from open_clip_mdc.models.foreign.huggingface import KINDS, HFCaptioner
 
 HF = "hf:"  # --model hf:FOLDER, or hf:NAME of the Hugging Face hub
 TASKS = ("captioning", "cloze", "image_caption_selection", "zeroshot_classification", "zeroshot_retrieval")
-ADAPTERS: dict[str, Callable[[nn.Module], ForeignCaptioner]] = {
-    "CoCa": CoCaCaptioner, "NaFlexGenLip": GenLIPCaptioner}  # by the model's class
+# The files and classes of models/foreign/ by the model's class.
+ADAPTERS = {"CoCa": ("coca", "CoCaCaptioner"), "NaFlexGenLip": ("genlip", "GenLIPCaptioner")}
 
 
 def scorers(model: str) -> tuple[str, ...]:
@@ -44,9 +42,10 @@ def as_captioner(model: nn.Module, tokenizer: Any, name: str) -> tuple[Captioner
     """Return a model as a captioner, with the tokenizer of its texts. Raises ValueError for a model that is none."""
     if isinstance(model, Captioner | ForeignCaptioner):
         return model, tokenizer
-    if (adapter := ADAPTERS.get(type(model).__name__)) is None:
+    if type(model).__name__ not in ADAPTERS:
         raise ValueError(f"--model {name} is no captioner, which this task needs: give a captioner or another --task")
-    captioner = adapter(model)
+    file, adapter = ADAPTERS[type(model).__name__]
+    captioner = getattr(import_module(f"open_clip_mdc.models.foreign.{file}"), adapter)(model)
     return captioner, captioner.tokens_by(tokenizer)
 
 
@@ -55,13 +54,15 @@ def pixels(processor: Callable, image: Image.Image) -> Tensor:
     return processor(images=image, return_tensors="pt")["pixel_values"][0]
 
 
-def load_hf(name: str, device: str) -> tuple[HFCaptioner, Callable[[Image.Image], Tensor], Any]:
+def load_hf(name: str, device: str) -> tuple[ForeignCaptioner, Callable[[Image.Image], Tensor], Any]:
     """Return the captioner of --model hf:FOLDER_OR_NAME in eval mode, its transform and its tokenizer.
 
     A folder is read without the network, and only weights in safetensors are. Raises ValueError for other models.
     """
     need("transformers", "export", f"--model {name}")
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+    from open_clip_mdc.models.foreign.huggingface import KINDS, HFCaptioner
     source = name.removeprefix(HF)
     read = {"local_files_only": os.path.isdir(source)}
     try:

@@ -278,7 +278,8 @@ COLUMNS = ("id", "ledger", "paper", "claim", "its numbers", "difference", "low",
 
 def errors(finding: Finding) -> tuple[str, ...]:
     """Return seeds, their part of the standard error, its degrees of freedom, and the images' part, as text."""
-    seeds, images = ("" if part is None else f"{math.sqrt(part[0]):.4g}"
+    # Below a millionth of a point there is rounding alone, which another machine does in another way.
+    seeds, images = ("" if part is None else f"{math.sqrt(part[0]) if part[0] > 1e-12 else 0:.4g}"
                      for part in (finding.of_seeds, finding.of_images))
     return str(finding.seeds or ""), seeds, f"{finding.of_seeds[1]:g}" if finding.of_seeds else "", images
 

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import open_clip
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
-from ..decoding.sampling import Decoded
 from ..models.captioner import Captioner
 from ..models.towers import patch_tower
 from ..objectives.loss import CaptionLoss
@@ -21,6 +20,9 @@ from . import configs
 from .configs import has_patch_tower, is_captioner
 from .openclip import hook
 from .runs import image_settings
+
+if TYPE_CHECKING:
+    from ..decoding.sampling import Decoded
 
 CHARACTERS = 10_000  # of a text, which BPE reads in quadratic time. No token of CLIP's has more than 24
 
@@ -35,7 +37,7 @@ class OpenCLIPCaptioner(Captioner):
         """Return the loss of such a captioner. `openclip_loss()` makes OpenCLIP's own for the same flags."""
         return CaptionLoss()
 
-    def generate(self, image: Tensor, **options) -> Tensor | Decoded:
+    def generate(self, image: Tensor, **options) -> "Tensor | Decoded":
         """Return captions as token ids from SOT to EOT, then padding, int64 [B, L] (`decoding.generate.generate`)."""
         from ..decoding.generate import generate
         return generate(self, image, **options)

@@ -4,6 +4,7 @@ Dimensions: B images, R captions (R/B consecutive rows per image), L positions, 
 W decoder width.
 """
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..objectives.blocks import two_streams
-from ..text.packing import LENGTH_MULTIPLE, Packed, each_tensor, pack_tokens, pad_to_bucket
+from ..text.packing import LENGTH_MULTIPLE, NoisedCaptions, Packed, each_tensor, pack_tokens, pad_to_bucket
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder, TextKV
 from .interface import ImageKV, Network, TokenLogits
@@ -149,6 +150,13 @@ class CaptionReader(nn.Module):
         if not isinstance(self.text, TextDecoder):
             raise ValueError("this model's decoder is an LSTM, which attends to no place of the image: give a run of "
                              "a model without -lstm")
+
+    def corrupt_nelbo(self, text: Tensor, u: Tensor, generator: torch.Generator | None = None) -> NoisedCaptions:
+        """Add noise of t in (0, 1] to `text` [B, L], whatever the trained interval. The mean loss is the NELBO."""
+        if self.objective.corrupt_full_interval is not None:
+            return self.objective.corrupt_full_interval(text, self.vocab_size, u, generator)
+        cfg = replace(self.caption_cfg, t_min=0.0, t_max=1.0, loss_weight="inverse_t")
+        return self.objective.corrupt(text, self.vocab_size, cfg, u, generator)
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
                      clean: Tensor | None = None, causal: bool | None = None, position: Tensor | None = None,

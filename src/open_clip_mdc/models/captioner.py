@@ -6,24 +6,21 @@ the device, encode the images, run the decoder on the valid tokens, and compute 
 Dimensions: B images, R captions (rows), P patches, L positions, N valid tokens, M predicted tokens, D image width,
 W decoder width, V vocabulary.
 """
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor, nn
 
 from ..objectives.config import CaptionCfg
 from ..objectives.loss import in_chunks
 from ..objectives.registry import OBJECTIVES
-from ..objectives.replace import STEPS, step_of
+from ..objectives.replace import step_of
 from ..objectives.times import mask_condition, ranks, stratified_uniform
 from ..text.packing import Captions, NoisedCaptions, Predicted, pack
-from . import towers
+from . import decoder, towers
 from .caption_logits import CaptionReader
-from .decoder import TextDecoder
 from .length_head import LengthHead, length_nll
 from .openclip_seam import OpenCLIPSeam
 
@@ -48,12 +45,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         self.image_width = image_width = self.tower.width
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
-        steps = STEPS if self.caption_cfg.time_embedding else None
-        if self.caption_cfg.decoder == "lstm":
-            from .lstm import LSTMDecoder  # few models need it
-            self.text = LSTMDecoder(text_cfg, image_width)
-        else:
-            self.text = TextDecoder(text_cfg, image_width, quick_gelu, cast_dtype, steps)
+        self.text = decoder.build(self.caption_cfg, text_cfg, image_width, quick_gelu, cast_dtype)
         self.context_length, self.vocab_size = text_cfg.context_length, text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and self.objective.order == "any"  # others predict EOT
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
@@ -84,12 +76,6 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         masked = masked[:, :tokens.shape[1], None]  # [B, P, 1]. patch_dropout leaves fewer tokens
         return torch.where(masked, self.no_patch.to(tokens.dtype), tokens)
 
-    def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
-        """Return the global average of the patch tokens, [B, D]: the feature that probes use (Sec. 4.2)."""
-        # [B, P, D] -> [B, D]
-        features = self.encode_image_tokens(image).mean(dim=1)
-        return F.normalize(features, dim=-1) if normalize else features
-
     def seed_t(self, seed: int) -> None:
         """Seed the offsets u0 of `stratified_uniform`. Give all ranks the same seed, so that their strata interlock."""
         self._t_rng = np.random.default_rng(seed)
@@ -97,16 +83,8 @@ class Captioner(OpenCLIPSeam, CaptionReader):
     def corrupt(self, text: Tensor, u: Tensor | None = None,
                 generator: torch.Generator | None = None) -> NoisedCaptions:
         """Add this objective's noise to `text` [B, L]. By default u [B] is stratified over all ranks."""
-        if u is None:
-            u = stratified_uniform(len(text), self._t_rng.random(), *ranks())
+        u = stratified_uniform(len(text), self._t_rng.random(), *ranks()) if u is None else u
         return self.objective.corrupt(text, self.vocab_size, self.caption_cfg, u, generator)
-
-    def corrupt_nelbo(self, text: Tensor, u: Tensor, generator: torch.Generator | None = None) -> NoisedCaptions:
-        """Add noise of t in (0, 1] to `text` [B, L], whatever the trained interval. The mean loss is the NELBO."""
-        if self.objective.corrupt_full_interval is not None:
-            return self.objective.corrupt_full_interval(text, self.vocab_size, u, generator)
-        cfg = replace(self.caption_cfg, t_min=0.0, t_max=1.0, loss_weight="inverse_t")
-        return self.objective.corrupt(text, self.vocab_size, cfg, u, generator)
 
     def prepare(self, text: Tensor) -> Captions:
         """Noise and pack a batch [B, L] on the CPU. Move the result to the model's device and give it to `forward`.
@@ -154,8 +132,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
 
     def hidden(self, image_embs: Tensor, captions: Captions) -> Tensor:
         """Return the hidden state of each predicted token, [M, W]. `text.output` makes logits of them."""
-        # Keys and values of the patches, once for all rows of an image.
-        image_kv = self.text.project_image(image_embs)
+        image_kv = self.text.project_image(image_embs)  # keys and values of the patches, once for all rows of an image
         time = None if self.text.time_embedding is None else step_of(captions.t)  # long [R]
         return self.text(captions.packed, image_kv, time).index_select(0, captions.predicted.index)
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed._composable import checkpoint as composable_checkpoint
 
 from ..data.weights import misfit
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OpenCLIPSeam(nn.Module):
-    """Locks, modes, checkpointing, sharding and weight decay of a model with `visual` and `text`.
+    """Features, locks, modes, checkpointing, sharding and weight decay of a model with `visual` and `text`.
 
     OpenCLIP relies on these, too:
         `visual` (with `image_size`), `text` (with `positional_embedding`, which --force-context-length resizes),
@@ -29,6 +30,11 @@ class OpenCLIPSeam(nn.Module):
     def tower(self) -> Tower:
         """Return what is known of the image tower."""
         return tower(self.visual)
+
+    def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
+        """Return the global average of the patch tokens, [B, D]: the feature that probes use (Sec. 4.2)."""
+        features = self.encode_image_tokens(image).mean(dim=1)
+        return F.normalize(features, dim=-1) if normalize else features
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
         """Load weights. A file of `open_clip_mdc vq` fills the frozen VQ-VAE only, and the rest keeps its values.
