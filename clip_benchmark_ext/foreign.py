@@ -2,8 +2,8 @@
 import os
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
 
 import open_clip
@@ -19,7 +19,7 @@ from open_clip_mdc.models.foreign.base import ForeignCaptioner
 HF = "hf:"  # --model hf:FOLDER, or hf:NAME of the Hugging Face hub
 TASKS = ("captioning", "cloze", "image_caption_selection", "zeroshot_classification", "zeroshot_retrieval")
 # The files and classes of models/foreign/ by the model's class.
-ADAPTERS = {"CoCa": ("coca", "CoCaCaptioner"), "NaFlexGenLip": ("genlip", "GenLIPCaptioner")}
+ADAPTERS = {"CoCa": "coca.CoCaCaptioner", "NaFlexGenLip": "genlip.GenLIPCaptioner"}
 
 
 def scorers(model: str) -> tuple[str, ...]:
@@ -42,10 +42,9 @@ def as_captioner(model: nn.Module, tokenizer: Any, name: str) -> tuple[Captioner
     """Return a model as a captioner, with the tokenizer of its texts. Raises ValueError for a model that is none."""
     if isinstance(model, Captioner | ForeignCaptioner):
         return model, tokenizer
-    if type(model).__name__ not in ADAPTERS:
+    if (kind := type(model).__name__) not in ADAPTERS:
         raise ValueError(f"--model {name} is no captioner, which this task needs: give a captioner or another --task")
-    file, adapter = ADAPTERS[type(model).__name__]
-    captioner = getattr(import_module(f"open_clip_mdc.models.foreign.{file}"), adapter)(model)
+    captioner = resolve_name(f"open_clip_mdc.models.foreign.{ADAPTERS[kind]}")(model)
     return captioner, captioner.tokens_by(tokenizer)
 
 

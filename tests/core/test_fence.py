@@ -20,17 +20,17 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 6_230, 33.3),
-    "src": (("src",), 17_640, 97.2),
+    "the heart": (HEART, 6_225, 33.3),
+    "src": (("src",), 17_590, 96.8),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.9),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_130, 47.1),
-    "tests": (("tests",), 25_900, 195.1),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_120, 46.6),
+    "tests": (("tests",), 25_850, 194.6),
 }
 LONGEST_FUNCTION = 60  # lines
-MOST_FLAGS = 200
+MOST_FLAGS = 195
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
-ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 53, "train": 54}
+ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 49, "train": 54}
 
 
 def nodes(tree: ast.AST) -> int:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from ..objectives.config import CaptionCfg
 from ..objectives.loss import in_chunks
 from ..objectives.registry import OBJECTIVES
-from ..objectives.replace import step_of
+from ..objectives.replace import STEPS, step_of
 from ..objectives.times import mask_condition, ranks, stratified_uniform
 from ..text.packing import Captions, NoisedCaptions, Predicted, pack
-from . import decoder, towers
+from . import towers
 from .caption_logits import CaptionReader
+from .decoder import TextDecoder
 from .length_head import LengthHead, length_nll
 from .openclip_seam import OpenCLIPSeam
 
@@ -45,19 +46,22 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         self.image_width = image_width = self.tower.width
         if embed_dim not in (None, image_width):
             raise ValueError(f"embed_dim is {embed_dim}, but this encoder's features have width {image_width}")
-        self.text = decoder.build(self.caption_cfg, text_cfg, image_width, quick_gelu, cast_dtype)
+        if self.caption_cfg.decoder == "lstm":
+            from .lstm import LSTMDecoder  # few models need it
+            self.text = LSTMDecoder(text_cfg, image_width)
+        else:
+            self.text = TextDecoder(text_cfg, image_width, quick_gelu, cast_dtype,
+                                    STEPS if self.caption_cfg.time_embedding else None)
         self.context_length, self.vocab_size = text_cfg.context_length, text_cfg.vocab_size
         has_length_head = self.caption_cfg.length_head and self.objective.order == "any"  # others predict EOT
         self.length_head = LengthHead(image_width, self.context_length) if has_length_head else None
         # What stands for a masked patch token. Zeros draw no random numbers, so other weights start as without it.
         if self.caption_cfg.condition_drop:
-            no_patch = torch.zeros(image_width)
             if self.caption_cfg.condition_zeros:
-                self.register_buffer("no_patch", no_patch, persistent=False)
+                self.register_buffer("no_patch", torch.zeros(image_width), persistent=False)
             elif not self.tower.has_mask:
-                self.no_patch = nn.Parameter(no_patch)
-        # Unsaved, as DDP stops at parameters without a gradient.
-        self.register_buffer("logit_scale", torch.ones(()), persistent=False)
+                self.no_patch = nn.Parameter(torch.zeros(image_width))
+        self.register_buffer("logit_scale", torch.ones(()), persistent=False)  # no parameter, as DDP wants gradients
         self.logit_bias = None
         self.patch_tokens = towers.patch_tokens
         self.seed_t(0)
@@ -94,8 +98,7 @@ class Captioner(OpenCLIPSeam, CaptionReader):
         # Sizes are read here, on the CPU, so that no training step waits for the device.
         captions = pack(text, self.corrupt(text), self.vocab_size, self.caption_cfg.objective)
         self.check_length(int(captions.packed.position.max()) + 1)
-        cfg = self.caption_cfg
-        if self.training and cfg.condition_drop:
+        if self.training and (cfg := self.caption_cfg).condition_drop:
             shape = (len(text), self.tower.num_patches)
             captions = captions._replace(masked=mask_condition(shape, cfg.condition_drop, cfg.condition_mask))
         return captions

@@ -9,7 +9,6 @@ D image width, W decoder width, H heads, V vocabulary.
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,6 @@ from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..objectives.config import CaptionCfg
-from ..objectives.replace import STEPS
 from ..text.packing import Packed, sees
 from .interface import ImageKV
 from .length_head import fill_missing_from_init
@@ -243,11 +240,3 @@ class TextDecoder(nn.Module):
             x, kv = block.step(x, image_k, image_v, None if past is None else past[i])
             present.append(kv)
         return self.ln_final(x.to(self.output.weight.dtype)), present
-
-
-def build(wanted: CaptionCfg, cfg: CLIPTextCfg, image_width: int, *precision: Any) -> nn.Module:
-    """Return the decoder of a model, a `TextDecoder` or an LSTM. `precision` is TextDecoder's."""
-    if wanted.decoder == "lstm":
-        from .lstm import LSTMDecoder  # few models need it
-        return LSTMDecoder(cfg, image_width)
-    return TextDecoder(cfg, image_width, *precision, STEPS if wanted.time_embedding else None)
