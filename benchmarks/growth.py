@@ -65,7 +65,8 @@ def commands(args: argparse.Namespace, data: Path, images: int) -> dict[str, tup
     spent(*TOOL, "prepare", "shards", "--captions-key", "caption", "--test", few, "--out", data / "pairs")
     files = touched(args, data, shard, images)
     evaluate = ("-m", "clip_benchmark_ext.cli", "eval", "--model", "MDC-ViT-Ti-8", "--pretrained", args.pretrained,
-                "--no_amp", "--num_workers", 0, "--quiet", "--feature_root", data / "features", "--output", data / "{task}.json")
+                "--no_amp", "--num_workers", 0, "--quiet", "--feature_root", data / "features",
+                "--output", data / "{task}.json")
     shards = (*TOOL, *caption(args, data / "shards" / "train"))
     retrieval = (*evaluate, "--dataset", "wds/pairs", "--dataset_root", data / "pairs", "--task", "zeroshot_retrieval")
     return {
