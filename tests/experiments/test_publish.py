@@ -29,7 +29,8 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     _, pages, claims, figures = publish.from_archive(file, page)
     needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "contexts": {"contexts", "between"},
               "repetition": {"epochs", "repetition"}, "sentences": {"sentences"},
-              "photographs": {"photos", "likelihoods"}}
+              "photographs": {"photos", "likelihoods"}, "views": {"table8", "views"},
+              "article": {"table7", "figure9", "figure10", "article"}}
     assert needed.get(part or scale, {"table2", "table3", "floors", "claims"}) <= pages.keys()
     for name, text in pages.items():
         assert f"<!-- {scale} {name} -->\n{text}<!-- end -->" in page, name
@@ -37,7 +38,8 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     judged = {row["ledger"] for row in publish.read_claims(",".join(COLUMNS) + "\n" + claims)}
     assert judged >= {"contexts": {"contexts", "between"}, "sentences": {"sentences"}}.get(
         scale, pages.keys() & {*LEDGERS})
-    assert len(figures) == {"scenes": 2, "contexts": 2, "sentences": 0, "photographs": 0}.get(part or scale, 1)
+    assert len(figures) == {"scenes": 2, "contexts": 2, "article": 2, "sentences": 0, "photographs": 0, "views": 0}.get(
+        part or scale, 1)
     for name, drawn in figures.items():
         assert_same_picture(RESULTS.parent / "figures" / name, drawn)
 

@@ -29,9 +29,10 @@ from ..decoding.sampling import Decoded
 from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner
-from ..models.towers import tower
+from ..models.towers import patch_tokens, tower
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
+from .folding import MANY, read_only_tokens
 from .inputs import Images, as_captions, as_list
 from .prefetch import PrefetchLoader, split_normalization
 
@@ -301,6 +302,9 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     if compile and not device.startswith("cuda"):
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
+    kept: dict = {}
+    model.patch_tokens = lambda *image: (  # tower, images, and which tokens are masked
+        read_only_tokens(kept, *image) if len(image[1]) >= MANY else patch_tokens(*image))
     if compile:
         from ..models.step_graphs import compile_for_captions
         compile_for_captions(model)
