@@ -24,8 +24,8 @@ def folded(visual: nn.Module) -> nn.Module:
     for parent in list(copied.modules()):
         for (name, conv), (behind, norm) in pairwise(list(parent.named_children())):
             if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                setattr(parent, name, fuse_conv_bn_eval(conv, norm))
-                setattr(parent, behind, getattr(norm, "act", nn.Identity()))  # timm's norms hold their activation
+                parent.register_module(name, fuse_conv_bn_eval(conv, norm))
+                parent.register_module(behind, getattr(norm, "act", nn.Identity()))  # timm's have their activation
     return copied
 
 
