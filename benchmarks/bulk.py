@@ -17,7 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import NamedTuple
 
 from open_clip_mdc import cli as tools
@@ -42,6 +42,7 @@ ray.get([worker.do.remote() for worker in [actor.remote(), actor.remote()]])
 class Cost(NamedTuple):
     wall: float  # seconds
     cpu: float
+    peak: float = 0.0  # resident memory of a command, MiB
 
 
 def own_cost(function: Callable[[], object]) -> Cost:
@@ -51,11 +52,16 @@ def own_cost(function: Callable[[], object]) -> Cost:
 
 
 def command_cost(*command: object) -> Cost:
-    def run() -> None:
-        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-    return own_cost(run)
+    """Run a Python command, and return its cost with that of its child processes. Raises ChildProcessError."""
+    with TemporaryFile() as said:
+        start = time.perf_counter()
+        run = subprocess.Popen([sys.executable, *map(str, command)], stdout=said, stderr=said)
+        _, status, usage = os.wait4(run.pid, 0)
+        run.returncode = os.waitstatus_to_exitcode(status)  # Popen has not waited itself
+        if run.returncode:
+            said.seek(0)
+            raise ChildProcessError(said.read().decode()[-2000:].strip().removeprefix("error: "))
+        return Cost(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def medians(sides: Mapping[str, Callable[[], Cost]], rounds: int, warm_up: int = 0) -> dict[str, Cost]:
@@ -88,7 +94,7 @@ def interrupted(args: argparse.Namespace, out: Path, paths: Iterable[Path], imag
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while not (journal.exists() and journal.read_bytes().count(b"\n") >= wanted):
         if run.poll() is not None:
-            raise RuntimeError("the run that was to be interrupted ended by itself")
+            raise ChildProcessError("the run that was to be interrupted ended by itself")
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)
     run.wait()
@@ -158,10 +164,7 @@ def main() -> None:
     parser = section_parser(__doc__, rounds=3, model=False, captions=False)
     parser.add_argument("--scenes", type=Path, required=True, help="folder of `open_clip_mdc scenes`")
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner trained on them")
-    try:
-        write_report("Bulk", report, parser.parse_args())
-    except RuntimeError as problem:  # of a command that is measured
-        sys.exit(f"error: {problem}")
+    write_report("Bulk", report, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ from open_clip_mdc.models.caption_logits import BlockReader
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.models.interface import StepLogits
 
-from . import plain
 from .contestants import contestant, random_images
-from .plain import encode
+from .plain import encode, unmask
 from .report import machine, section_parser, write_report
 from .turns import ratio, take_turns
 
@@ -66,7 +65,7 @@ class ForgetfulReader(BlockReader):
 
 
 @torch.no_grad()
-def unmask(model: Captioner, image: Tensor, reader: type[BlockReader]) -> Tensor:
+def caption_in_blocks(model: Captioner, image: Tensor, reader: type[BlockReader]) -> Tensor:
     network = reader(model.text, encode(model, image))
     rows = rows_of(model, None, ARC_LENGTH, image.device).expand(len(image), -1)
     return unmask_blocks(network, network.keep, rows, BLOCK, model.vocab_size, Unmasking(), ()).text
@@ -85,13 +84,13 @@ def compare(size: str, batch_size: int, rounds: int) -> list[tuple]:
     clip = Clip(contestant("CLIP", size).model.eval(), None, open_clip.get_tokenizer(size))
     taken = take_turns({
         "encoder": partial(encode, mdc, image),
-        "plain": partial(plain.unmask, mdc, image, LENGTH, TIMED_STEPS),
+        "plain": partial(unmask, mdc, image, LENGTH, TIMED_STEPS),
         "one": partial(mdc.generate, image, length=LENGTH),
         "three": partial(mdc.generate, image, length=LENGTH, tokens_per_step=3),
         "uncached": partial(search, arc, few, uncached_step_logits),
         "cached": partial(search, arc, few, cached_step_logits),
-        "again": partial(unmask, blocks, few, ForgetfulReader),
-        "kept": partial(unmask, blocks, few, BlockReader),
+        "again": partial(caption_in_blocks, blocks, few, ForgetfulReader),
+        "kept": partial(caption_in_blocks, blocks, few, BlockReader),
         "guided": partial(guide_by_clip, mdc, clip, fewer),
         "unguided": partial(mdc.generate, fewer, length=LENGTH),
     }, rounds)

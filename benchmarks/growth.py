@@ -6,18 +6,15 @@ Each command runs once at each size, in a process of its own. The start costs th
 grows no faster than its images takes at most twice the time for twice the images.
 """
 import argparse
-import os
-import subprocess
 import sys
-import tarfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 
 from open_clip_mdc.data.markdown import markdown_table
+from open_clip_mdc.data.shards import read_samples
 
-from .bulk import caption, interrupted
+from .bulk import caption, command_cost, interrupted
 from .report import machine, section_parser, write_report
 
 SIZES = (1000, 2000, 4000, 8000)
@@ -25,22 +22,10 @@ FEW = 8  # retrieval has an eighth of the images, each with a caption, as it com
 TOOL = ("-m", "open_clip_mdc")
 
 
-def spent(*command: object) -> tuple[float, float]:
-    """Return the seconds of a Python command, and the peak of its resident memory in MiB. Raises RuntimeError."""
-    with TemporaryFile() as said:
-        start = time.perf_counter()
-        run = subprocess.Popen([sys.executable, *map(str, command)], stdout=said, stderr=said)
-        _, status, usage = os.wait4(run.pid, 0)
-        if status:
-            said.seek(0)
-            raise RuntimeError(said.read().decode()[-2000:].strip().removeprefix("error: "))
-        return time.perf_counter() - start, usage.ru_maxrss / 1024
-
-
 def scenes(folder: Path, images: int, probe: int = 1) -> Path:
     """Render scenes, and return the shard that holds them."""
-    spent(*TOOL, "scenes", "--out", folder, "--num-train", 1, "--num-val", images, "--num-probe", probe, "--num-pairs",
-          1)
+    command_cost(*TOOL, "scenes", "--out", folder, "--num-train", 1, "--num-val", images, "--num-probe", probe,
+                 "--num-pairs", 1)
     return folder / "val" / "00000.tar"
 
 
@@ -48,10 +33,8 @@ def touched(args: argparse.Namespace, data: Path, shard: Path, images: int) -> P
     """Write the images as files, caption them all, stop before the end of the run, and touch each of them."""
     files = data / "files"
     files.mkdir()
-    with tarfile.open(shard) as tar:
-        for member in tar:
-            if member.name.endswith(".png"):
-                (files / member.name).write_bytes(tar.extractfile(member).read())
+    for sample in read_samples(str(shard)):
+        (files / f"{sample['__key__']}.png").write_bytes(sample["png"])
     interrupted(args, data, (files, shard), images)
     for file in files.iterdir():
         file.touch()
@@ -61,8 +44,8 @@ def touched(args: argparse.Namespace, data: Path, shard: Path, images: int) -> P
 def commands(args: argparse.Namespace, data: Path, images: int) -> dict[str, tuple[object, ...]]:
     """Make the data of a size, and return the commands on them by the name of their row."""
     shard, few = scenes(data / "scenes", images, images), scenes(data / "few", images // FEW)
-    spent(*TOOL, "prepare", "shards", "--train", shard, "--out", data / "shards")
-    spent(*TOOL, "prepare", "shards", "--captions-key", "caption", "--test", few, "--out", data / "pairs")
+    command_cost(*TOOL, "prepare", "shards", "--train", shard, "--out", data / "shards")
+    command_cost(*TOOL, "prepare", "shards", "--captions-key", "caption", "--test", few, "--out", data / "pairs")
     files = touched(args, data, shard, images)
     evaluate = ("-m", "clip_benchmark_ext.cli", "eval", "--model", "MDC-ViT-Ti-8", "--pretrained", args.pretrained,
                 "--no_amp", "--num_workers", 0, "--quiet", "--feature_root", data / "features",
@@ -87,13 +70,13 @@ def report(args: argparse.Namespace) -> str:
     for images in SIZES:
         with TemporaryDirectory() as folder:
             for name, command in commands(args, Path(folder), images).items():
-                found.setdefault(name, []).append(spent(*command))
-                print(f"{images} images, {name}: {found[name][-1][0]:.1f} s", file=sys.stderr)
+                found.setdefault(name, []).append(command_cost(*command))
+                print(f"{images} images, {name}: {found[name][-1].wall:.1f} s", file=sys.stderr)
     header = [f"{images:,}" for images in SIZES]
     absent = {name: [""] * (len(SIZES) - len(row)) for name, row in found.items()}
-    seconds = [(name, *(f"{took:.1f}" for took, _ in row), *absent[name], f"{row[-1][0] / row[-2][0]:.2f}")
+    seconds = [(name, *(f"{cost.wall:.1f}" for cost in row), *absent[name], f"{row[-1].wall / row[-2].wall:.2f}")
                for name, row in found.items()]
-    memory = [(name, *(f"{peak:.0f}" for _, peak in row), *absent[name]) for name, row in found.items()]
+    memory = [(name, *(f"{cost.peak:.0f}" for cost in row), *absent[name]) for name, row in found.items()]
     return "\n\n".join([
         before, "MDC-ViT-Ti-8 on scenes of 32 px. Retrieval has as many captions as images, so that its pairs grow by "
         "four where the images double. Ray's workers are processes of their own, whose memory is missing.",
@@ -104,10 +87,7 @@ def report(args: argparse.Namespace) -> str:
 def main() -> None:
     parser = section_parser(__doc__, model=False, captions=False)
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner of scenes")
-    try:
-        write_report("Growth", report, parser.parse_args())
-    except RuntimeError as problem:  # of a command that is measured
-        sys.exit(f"error: {problem}")
+    write_report("Growth", report, parser.parse_args())
 
 
 if __name__ == "__main__":
