@@ -1,13 +1,11 @@
-"""Claims about integration/folding.py: BatchNorm is part of the convolutions, tokens stay, and training is as before.
-
-    pytest tests/core/test_folding.py
-"""
+"""Claims about integration/folding.py: BatchNorm is part of convolutions, tokens stay, and training is as before."""
 import pytest
 import torch
 from open_clip.model import CLIPVisionCfg
 from torch import nn
 
-from open_clip_mdc.integration.folding import folded, read_only_tokens
+from open_clip_mdc import load
+from open_clip_mdc.integration.folding import MANY, folded, read_only_tokens
 from open_clip_mdc.models import towers
 from open_clip_mdc.models.towers import patch_tokens
 
@@ -53,3 +51,11 @@ def test_a_tower_whose_norm_does_not_follow_its_neighbour_is_not_folded():
     with torch.inference_mode():
         read_only_tokens(kept, visual, torch.randn(2, 3, 64, 64))
     assert kept["tower"] is visual
+
+
+def test_a_loaded_captioner_reads_many_images_by_the_copy_and_few_by_the_tower():
+    model, image = load("photo", device="cpu", precision="fp32").model, torch.randn(MANY, 3, 224, 224)
+    with torch.inference_mode():
+        many, few, plain = model.encode_image(image), model.encode_image(image[1:]), patch_tokens(model.visual, image)
+        assert not torch.equal(many, plain.mean(1)) and torch.equal(few, patch_tokens(model.visual, image[1:]).mean(1))
+        torch.testing.assert_close(many, plain.mean(1), rtol=1e-3, atol=1e-3)
