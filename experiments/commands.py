@@ -64,7 +64,7 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     backbone = next(backbone for name, backbone in scale.backbones.items() if name in run.model)
     data = scale.data[run.data]
     lr, decay, batch, epochs = scale.tuning if run.start else (
-        backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
+        run.rate or backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
     samples, lr = (batch, 0.0) if run.untrained else (data.samples, lr)
     processes, accumulate = max(place.gpus, 1), 1 if run.start else backbone.accumulate
     workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each worker needs a shard

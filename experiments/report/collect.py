@@ -41,10 +41,12 @@ TITLES = {
     "towers": "A trained encoder after training by each objective",
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "contexts": "One network, two contexts",
+    "rates": "Learning rates of MDC and ARC", "own": "MDC and ARC, each at its own learning rate",
+    "fair": "Verdicts on MDC and ARC, each at its own learning rate",
     "between": "What lies between ARC and MDC",
     "sentences": "Two sentences of a photograph, in both orders",
 }
-LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition")
+LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition", "fair")
 WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between")
 DRAWN = {"between": between.plot, "epochs": photos.plot}  # by seed
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)

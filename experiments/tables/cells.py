@@ -16,13 +16,14 @@ class Run(NamedTuple):
     size: int | None = None  # side of images, where it is not the config's
     locked: bool = False  # the image tower is frozen
     untrained: bool = False  # initial weights, as a floor for probes
+    rate: float | None = None  # learning rate, where it is not the scale's
     at: int | None = None  # epoch of the checkpoint to evaluate, by default the last. It changes no training
 
     def name(self, seed: int) -> str:
         longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
         size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
-        size += "-untrained" if self.untrained else ""
+        size += ("-untrained" if self.untrained else "") + (f"-lr{self.rate:g}" if self.rate else "")
         return f"{self.model}{size}--{self.data}{longer}{start}--s{seed}"
 
 

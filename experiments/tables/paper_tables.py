@@ -5,7 +5,7 @@ seeds. The paper's number stands only in cells with the same training data, netw
 """
 from collections.abc import Callable, Iterable, Iterator
 
-from . import article, between, contexts, curves, mcdiffusion, paper, photos, views
+from . import article, between, contexts, curves, mcdiffusion, paper, photos, rates, views
 from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, floor_cells, probe, probes
 from .scales import Captioning, Scale, Selection
 
@@ -160,7 +160,7 @@ def steps(scale: Scale) -> Iterator[Cell]:
 TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "table5": table5,
           "stability": stability, "floors": floors_of_probes, "figure4": figure4, "figure5": figure5,
           "lengths": lengths, "steps": steps, **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES,
-          **contexts.TABLES, **between.TABLES, "curves": curves.curves}
+          **contexts.TABLES, **between.TABLES, **rates.TABLES, "curves": curves.curves}
 
 
 def tables_of(scale: Scale) -> dict[str, Callable[[], list[Cell]]]:

@@ -85,7 +85,9 @@ SCENES = Scale(
              "figure8"),
         made("concept", f"{TEST_SHARDS} {{out}}/data/fewshot/concept/00000.tar", "figure8"),
         made("without", f"{TEST_SHARDS} {{out}}/data/fewshot/val/00000.tar", "figure8"),
+        made("rates", "open_clip_mdc scenes --seed 1 --num-train 1 --num-val 1 --num-pairs 1", "rates"),
     ),
+    rates=(2.5e-4, 5e-4, 1e-3, 2e-3), chosen={"MDC": 0, "ARC": 0},
     tuning=Tuning(lr=3e-4, batch=32, epochs=1),
     article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar", margin=3.0, cider_margin=20.0,
     void={"cider-length": "cannot fail, as all true captions have 8 tokens and two of ten must be wrong",
@@ -214,7 +216,9 @@ RICH = Scale(
     probes=rich_probes(1000), probe_root=f"{RICH_FOLDER}/{{{{dataset_cleaned}}}}",
     selection=pairs(f"{RICH_FOLDER}/sugarcrepe", SWAPS, 400),
     captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("auto", "10", "15")),),
-    prepare=(made("rich", f"{RICH_SCENES} --num-train 40000 --num-probe 1000 --num-pairs 400 --jobs 2"), RICH_CAPTIONS),
+    prepare=(made("rich", f"{RICH_SCENES} --num-train 40000 --num-probe 1000 --num-pairs 400 --jobs 2"), RICH_CAPTIONS,
+             made("rates", f"{RICH_SCENES} --seed 1 --num-train 1 --num-probe 1000 --num-pairs 1", "rates")),
+    rates=(2.5e-4, 5e-4, 1e-3), chosen={"MDC": 0, "ARC": 0},
     curve=(1, 2, 4, 8), margin=2.0, cider_margin=20.0,
 )
 
@@ -226,7 +230,7 @@ GPU = RICH._replace(
     train_flags=("--precision", "amp_bf16"), eval_flags=("--quiet",),
     probes=rich_probes(5000), selection=pairs(f"{RICH_FOLDER}/sugarcrepe", SWAPS, 2000),
     prepare=(made("rich", f"{RICH_SCENES} --size 128 --num-train 1000000 --num-probe 5000 --num-pairs 2000 --jobs 16"),
-             RICH_CAPTIONS),
+             RICH_CAPTIONS), rates=(), chosen={},
 )
 
 CUB_SHARDS = ("python -m experiments.prepare_cub --images CUB_200_2011/images --captions text_c10 --split reed "

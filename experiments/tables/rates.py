@@ -1,0 +1,33 @@
+"""A learning rate for MDC and one for ARC, and both compared at their own. The paper uses one rate for both.
+
+    make rates SCALE=scenes SEEDS="10 11"    # seeds, and images of probes, that no other table uses
+    make own SCALE=scenes                    # with the rates that were chosen, on the scale's seeds
+
+The rule was written before the first run: the rate of an objective is the one with the highest mean probe. If it is the
+first or the last of the grid, the grid is extended there by a factor of two.
+"""
+from collections.abc import Iterator
+
+from .cells import Cell, Run, probe, probes
+from .scale import Scale
+
+ROOT = "{out}/data/rates/{{dataset_cleaned}}"
+
+
+def rates(scale: Scale) -> Iterator[Cell]:
+    """Yield the probe of each objective at each rate of the grid."""
+    for objective in scale.chosen:
+        for rate in scale.rates:
+            run = Run(f"{objective}-{scale.backbone}", scale.alt, rate=rate)
+            yield Cell(f"{objective}, {rate:g}", "probe", run, probe(scale)._replace(root=ROOT), block=objective)
+
+
+def own(scale: Scale) -> Iterator[Cell]:
+    """Yield the probes of each objective at its own rate."""
+    for objective, rate in scale.chosen.items():
+        run = Run(f"{objective}-{scale.backbone}", scale.alt, rate=rate)
+        for column, evaluation in probes(scale).items() if rate else ():
+            yield Cell(f"{objective}, own rate", column, run, evaluation)
+
+
+TABLES = {"rates": rates, "own": own}
