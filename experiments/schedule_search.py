@@ -1,19 +1,18 @@
 """Measure the encoder's gradient noise at every t, and propose the interval [t_min, t_max] that suits the data.
 
-    python -m experiments.schedule_search --model MDC-ViT-Ti-8-t0.0-1.0 --train-data 'scenes/train/{00000..00007}.tar'
     python -m experiments.schedule_search --pretrained logs/RUN --train-data 'scenes/train/{00000..00007}.tar'
 
 The paper chose [0.5, 1] by training on four intervals and probing each (Table 5), because the loss over (0, 1] was
-"very unstable" for short captions. Here one short training over (0, 1], or a trained RUN, is followed by a measurement
-without labels (gradient_noise.interval_scores). It finds only the position of the interval. You choose its width by
---min-width.
+"very unstable" for short captions. Here one short training over (0, 1] (MDC-ViT-Ti-8-t0.0-1.0, say) is followed by a
+measurement without labels (gradient_noise.interval_scores). It finds only the position of the interval. You choose its
+width by --min-width.
 
-Dimensions: L tokens of a caption.
+Dimensions: B images of a batch, L tokens of a caption.
 """
 import argparse
 import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import open_clip
@@ -28,16 +27,9 @@ from open_clip_mdc.data.files import new_file, write_json
 from open_clip_mdc.data.images import read_pairs
 from open_clip_mdc.data.outputs import Default
 from open_clip_mdc.data.shards import find_shards
-from open_clip_mdc.errors import close_names, finite
 from open_clip_mdc.integration import checkpoints, configs
-from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.integration.patches import register
 from open_clip_mdc.integration.pretrained import default_device
-from open_clip_mdc.models.captioner import Captioner
-from open_clip_mdc.objectives.loss import CaptionLoss
-from open_clip_mdc.objectives.times import stratified_uniform
-from open_clip_mdc.progress import progress_bar
-from open_clip_mdc.text.packing import pack
 
 from . import tool
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
@@ -46,11 +38,8 @@ PAPER = tuple(configs.intervals())  # Table 5
 
 
 def check(args: argparse.Namespace) -> None:
-    if not args.model and not args.pretrained:
-        raise ValueError("give --model NAME to train a network first, or --pretrained RUN to measure a trained model")
-    if args.model and not is_captioner(args.model):
-        close = close_names(args.model, filter(is_captioner, open_clip.list_models()))
-        raise ValueError(f"--model {args.model} is no captioner known here{close}")
+    if not args.pretrained:
+        raise ValueError("give --pretrained RUN, a network trained for some hundred steps")
     find_shards(args.train_data)
     if args.num_samples < GROUPS * args.batch_size:
         raise ValueError(f"--num-samples {args.num_samples} should be at least {GROUPS} times --batch-size "
@@ -59,55 +48,15 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--min-width {args.min_width} should be from 0 to 1")
 
 
-Sample = tuple[int, Tensor, Tensor]  # number in the shards, image [3, height, width], text [L]
-
-
-def stream(shards: str, transform, tokenizer) -> Iterator[Sample]:
-    while True:
-        number = None
-        for number, pair in enumerate(read_pairs(find_shards(shards), transform, tokenizer)):
-            yield number, *pair
-        if number is None:
-            raise ValueError(f"{shards}: no image (KEY.jpg) with a caption (KEY.txt)")
-
-
-def different(samples: Iterator[Sample]) -> Iterator[Sample]:
-    """Yield the samples. Raises ValueError when an image comes again, as its gradients would not be independent."""
-    first = next(samples)
-    yield first
-    for count, sample in enumerate(samples, 1):
-        if sample[0] == first[0]:
-            raise ValueError(f"--train-data holds {count} images, and none is measured twice: lower --num-samples")
-        yield sample
-
-
-def batches(samples: Iterator[Sample], size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    while True:
-        _, image, text = zip(*islice(samples, size), strict=True)
+def batches(pairs: Iterator[tuple[Tensor, Tensor]], size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield image [B, 3, height, width] and text [B, L]. Raises ValueError where the images end."""
+    for number in count():
+        batch = list(islice(pairs, size))
+        if len(batch) < size:
+            raise ValueError(f"--train-data ends after {number * size + len(batch)} images, and none is measured "
+                             "twice: lower --num-samples")
+        image, text = zip(*batch, strict=True)
         yield torch.stack(image).to(device), torch.stack(text)
-
-
-def train(model: Captioner, data: Iterator[tuple[Tensor, Tensor]], steps: int, lr: float, seed: int) -> None:
-    """Train by Eq. 5 with t in (0, 1], the paper's AdamW, and a warm-up over a tenth of the steps."""
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW([{"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
-                                   {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}],
-                                  lr=lr, betas=(0.9, 0.98))
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1.0, steps / 10)))
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    caption_loss = CaptionLoss()
-    model.train()
-    progress = progress_bar(islice(data, steps), "training", "step", total=steps)
-    for image, text in progress:
-        u = stratified_uniform(len(text), rng.random())
-        corrupted = model.corrupt_nelbo(text, u, generator)
-        out = model(image, pack(text, corrupted, model.vocab_size).to(image.device))
-        loss = caption_loss(out["token_nll"], out["token_weight"], out["num_target"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        warmup.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}")
 
 
 def per_t(measured: Measurement) -> pd.DataFrame:
@@ -221,29 +170,21 @@ def run(args: argparse.Namespace) -> None:
     register()
     check(args)
     device = default_device(args.device)
-    torch.manual_seed(args.seed)
-    if args.pretrained:
-        model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device, captioner=True)
-    else:
-        model, _, transform = open_clip.create_model_and_transforms(args.model, device=device)
-        tokenizer = open_clip.get_tokenizer(args.model)
-    if not isinstance(model, Captioner) or model.causal:
-        raise ValueError(f"{args.pretrained or args.model} has no interval of t: not a masked diffusion captioner")
-    samples = stream(args.train_data, transform, tokenizer)
-    steps = 0 if args.pretrained else args.steps
-    if steps:
-        train(model, batches(samples, args.batch_size, device), steps, args.lr, args.seed)
+    model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device, captioner=True)
+    if model.causal:
+        raise ValueError(f"{args.pretrained} has no interval of t: not a masked diffusion captioner")
     num_batches = args.num_samples // (GROUPS * args.batch_size)
-    measured = measure(model, batches(different(samples), args.batch_size, device), num_batches, args.seed)
+    pairs = read_pairs(find_shards(args.train_data), transform, tokenizer)
+    measured = measure(model, batches(pairs, args.batch_size, device), num_batches, args.seed)
     table, scores = per_t(measured), search(measured, args.min_width)
 
     print(report(table, scores, args.min_width))
-    name = checkpoints.find(args.pretrained, args.model).model_name if args.pretrained else args.model
+    name = checkpoints.find(args.pretrained, args.model).model_name
     best = scores[scores.proposed].iloc[0]
     proposed = configs.interval_name(name, round(best.t_min, 1), round(best.t_max, 1), open_clip.get_model_config)
     print(f"To train with it: open_clip_train --model {proposed}")
     settings = {key: value for key, value in vars(args).items() if key not in ("tool", "out", "plot")}
-    content = {**settings, "steps": steps, "num_samples": measured.nll.shape[1],
+    content = {**settings, "num_samples": measured.nll.shape[1],
                "mean_tokens": measured.mean_tokens, "proposal": json.loads(best.to_json()),
                "best_of_any_width": json.loads(scores[scores.best_of_any_width].iloc[0].to_json()),
                "per_t": json.loads(table.to_json(orient="records", double_precision=10)),
@@ -256,12 +197,8 @@ def run(args: argparse.Namespace) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add(parser, "any model")
     parser.add_argument("--train-data", required=True, metavar="SHARDS", help=SHARDS)
-    parser.add_argument("--steps", type=natural, default=300,
-                        help="number of training steps before the measurement of an untrained network (default: "
-                             "%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=32,
-                        help="images per batch, and per measured gradient (default: %(default)s)")
-    parser.add_argument("--lr", type=finite, default=1e-3, help="peak learning rate (default: %(default)s)")
+                        help="images per measured gradient (default: %(default)s)")
     parser.add_argument("--num-samples", type=positive, default=1536,
                         help="number of images to measure, each once (default: %(default)s)")
     parser.add_argument("--min-width", type=float, default=0.5,

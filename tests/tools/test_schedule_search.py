@@ -10,6 +10,7 @@ import torch
 from conftest import VOCAB, captions, images, tiny_captioner
 from PIL import Image
 
+import open_clip_mdc
 from experiments import gradient_noise
 from experiments import schedule_search as tool
 from experiments.gradient_noise import GROUPS, MIDDLES, Measurement, Moments, interval_scores, moments
@@ -190,19 +191,24 @@ def test_the_table_over_t_holds_means_and_variances_with_and_without_the_weight(
 
 @pytest.fixture
 def schedule_search(scenes, tmp_path, monkeypatch):
-    """Runs the command in an empty folder and returns what it wrote as JSON."""
+    """Runs the command on a network of the whole interval in an empty folder, and returns what it wrote as JSON."""
     monkeypatch.chdir(tmp_path)
+    open_clip_mdc.register()
+    torch.manual_seed(0)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8-t0.0-1.0\n")
+    torch.save({"state_dict": open_clip.create_model("MDC-ViT-Ti-8").state_dict()},
+               tmp_path / "run" / "checkpoints" / "epoch_1.pt")
 
     def call(*flags, data=scenes / "train" / "{00000..00007}.tar"):
-        tool.main(["--train-data", str(data), "--batch-size", "2", "--num-samples", "16", "--device",
-                  "cpu", *map(str, flags)])
+        tool.main(["--pretrained", "run", "--train-data", str(data), "--batch-size", "2", "--num-samples", "16",
+                   "--device", "cpu", *map(str, flags)])
         return json.loads((tmp_path / "schedule.json").read_text())
     return call
 
 
-def test_the_command_trains_measures_and_writes_table_numbers_and_figure(schedule_search, tmp_path, capsys):
-    model = ("--model", "MDC-ViT-Ti-8-t0.0-1.0")
-    first = schedule_search(*model, "--steps", "3")
+def test_the_command_measures_and_writes_table_numbers_and_figure(schedule_search, tmp_path, capsys):
+    first = schedule_search()
     printed = capsys.readouterr().out
     proposal = first["proposal"]
     name = f"[{proposal['t_min']:.1f}, {proposal['t_max']:.1f}]"
@@ -216,35 +222,20 @@ def test_the_command_trains_measures_and_writes_table_numbers_and_figure(schedul
     assert proposal["t_max"] - proposal["t_min"] >= 0.499 and proposal["progress"] > 0
     assert [round(line["t"], 2) for line in first["per_t"]] == MIDDLES.round(2).tolist()
     assert all(np.isfinite(list(line.values())).all() for line in first["per_t"])
-    assert len(first["intervals"]) == 110 and first["steps"] == 3 and first["num_samples"] == 16
+    assert len(first["intervals"]) == 110 and first["num_samples"] == 16
     with Image.open(tmp_path / "schedule.png") as image:
         assert image.format == "PNG"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["schedule.json", "schedule.png"]
-
-    assert schedule_search(*model, "--steps", "3") == first
-
-
-def test_a_checkpoint_is_measured_without_training(schedule_search, tmp_path):
-    import open_clip_mdc
-    open_clip_mdc.register()
-    torch.manual_seed(0)
-    model = open_clip.create_model("MDC-ViT-Ti-8")
-    untrained = schedule_search("--model", "MDC-ViT-Ti-8", "--steps", "0")
-    torch.save({"state_dict": model.state_dict()}, tmp_path / "epoch_1.pt")
-    loaded = schedule_search("--model", "MDC-ViT-Ti-8", "--pretrained", tmp_path / "epoch_1.pt", "--seed", "0")
-    assert loaded["per_t"] == untrained["per_t"] and loaded["steps"] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "schedule.json", "schedule.png"]
+    assert schedule_search() == first
 
 
-def test_no_image_is_measured_twice_but_training_may_go_round(schedule_search, scenes, tmp_path):
+def test_no_image_is_measured_twice(schedule_search, scenes, tmp_path):
     few = tmp_path / "few.tar"
     with tarfile.open(scenes / "val" / "00000.tar") as whole, tarfile.open(few, "w") as tar:
         members = [m for m in whole.getmembers() if m.name < "val0000020"]
         for member in members:
             tar.addfile(member, whole.extractfile(member))
-    model = ("--model", "MDC-ViT-Ti-8", "--steps", "3")  # trains on 6, so that 16 more go round
-    assert schedule_search(*model, data=few)["num_samples"] == 16
-    (tmp_path / "schedule.json").unlink()
-    with pytest.raises(SystemExit, match="^error: --train-data holds 20 images, and none is measured twice: lower "
+    with pytest.raises(SystemExit, match="^error: --train-data ends after 20 images, and none is measured twice: lower "
                                          "--num-samples$"):
-        schedule_search(*model, "--num-samples", "32", data=few)
+        schedule_search("--num-samples", "32", data=few)
     assert not (tmp_path / "schedule.json").exists()
