@@ -23,10 +23,11 @@ from pycocoevalcap.cider.cider import Cider
 
 from clip_benchmark_ext.metrics import hallucination, repeats
 from clip_benchmark_ext.metrics.caption_metrics import split_words
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR, image_member, read_samples
+from open_clip_mdc.data.shards import image_member, read_samples
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.text.special_tokens import decode_captions

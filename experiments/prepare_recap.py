@@ -17,6 +17,7 @@ from open_clip_mdc.bulk.engine import make_each
 from open_clip_mdc.cli.arguments import SHARDS, add
 from open_clip_mdc.cli.shared import natural, positive
 from open_clip_mdc.data import shards as tars
+from open_clip_mdc.data.captions import is_text
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.errors import plural
@@ -28,7 +29,7 @@ from . import tool
 def re_caption(sample: dict, in_json: bool) -> str:
     text = tars.read_metadata(sample).get("re_caption") if in_json else \
         sample.get("txt", b"").decode("utf-8", "replace")
-    return " ".join(text.split()) if tars.is_text(text) else ""
+    return " ".join(text.split()) if is_text(text) else ""
 
 
 def recaption(job: tuple[str, Path], part: Path) -> None:

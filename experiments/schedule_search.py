@@ -29,7 +29,6 @@ from open_clip_mdc.data.outputs import Default
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.integration import checkpoints, configs
 from open_clip_mdc.integration.patches import register
-from open_clip_mdc.integration.pretrained import default_device
 
 from . import tool
 from .gradient_noise import GROUPS, MIDDLES, Measurement, interval_scores, log_ratio_error, measure, moments, weights
@@ -169,7 +168,7 @@ def draw(path: str, table: pd.DataFrame, scores: pd.DataFrame) -> None:
 def run(args: argparse.Namespace) -> None:
     register()
     check(args)
-    device = default_device(args.device)
+    device = checkpoints.default_device(args.device)
     model, transform, tokenizer = checkpoints.load(args.pretrained, args.model, device, captioner=True)
     if model.causal:
         raise ValueError(f"{args.pretrained} has no interval of t: not a masked diffusion captioner")

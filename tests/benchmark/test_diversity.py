@@ -3,7 +3,8 @@ import pytest
 
 from clip_benchmark_ext.metrics import diversity
 from clip_benchmark_ext.metrics.diversity import m_bleu, metrics, read_train_captions
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
+from open_clip_mdc.data.shards import tar_writer
 
 
 def test_n_equal_captions_have_the_least_diversity_and_n_without_a_word_in_common_the_most():

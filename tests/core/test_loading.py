@@ -15,8 +15,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, train_flags, weights
 
 import open_clip_mdc
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.data.images import open_image
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR, tar_writer
+from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import prefetch as loading
 from open_clip_mdc.integration import training as hooks
 from open_clip_mdc.integration.data import seed_noise

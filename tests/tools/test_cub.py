@@ -7,7 +7,7 @@ from conftest import run_tool
 from PIL import Image
 from test_prepare import members
 
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 
 # Class folders of the images and of the captions. The first two have three images each.
 CLASSES = {"001.Black_footed_Albatross": "001.Black_Footed_Albatross", "002.Laysan_Albatross": "002.Laysan_Albatross",

@@ -120,7 +120,7 @@ def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
 
 
 def test_a_model_is_exported_on_the_cpu_whatever_the_default_device(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("open_clip_mdc.integration.pretrained.default_device", lambda device=None: device or "meta")
+    monkeypatch.setattr("open_clip_mdc.integration.checkpoints.default_device", lambda device=None: device or "meta")
     assert complaint("--pretrained", trained, "--out", tmp_path / "out", "--to", "open_clip", "timm") is None
 
 

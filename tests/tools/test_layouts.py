@@ -34,7 +34,7 @@ from strategies import caption, damage, examples, randoms
 from open_clip_mdc import train
 from open_clip_mdc.cli.prepare import usable
 from open_clip_mdc.cli.prepare_layouts import read, read_parquet
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 
 
 @pytest.mark.parametrize("layout", LAYOUTS + MORE, ids=lambda layout: layout.__name__)

@@ -17,7 +17,7 @@ from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
 import open_clip_mdc
 from experiments.lengths import read_captions
 from open_clip_mdc.cli import prepare
-from open_clip_mdc.data.shards import CAPTION_SEPARATOR
+from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.integration import data as hooks
 
 KARPATHY = ["train"] * 5 + ["restval"] * 3 + ["val"] * 2 + ["test"] * 2

@@ -36,9 +36,9 @@ from .. import train
 from ..data.files import write_json
 from ..data.journal import Journal
 from ..integration import image_source
+from ..integration.checkpoints import default_device
 from ..integration.configs import is_captioner
 from ..integration.patches import register
-from ..integration.pretrained import default_device
 from ..objectives.registry import OBJECTIVES, Objective
 from ..progress import progress_bar
 from . import export, prepare

@@ -10,10 +10,11 @@ import numpy as np
 from ..bulk.engine import make_each
 from ..bulk.tables import key_of, read_rows
 from ..bulk.units import Unit, check_source, source_of
+from ..data.captions import CAPTION_SEPARATOR
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import write_json
 from ..data.images import named_samples, stored
-from ..data.shards import CAPTION_SEPARATOR, image_member, open_tar, read_stats, stats_file, write_sizes
+from ..data.shards import image_member, open_tar, read_stats, stats_file, write_sizes
 from ..errors import plural
 
 

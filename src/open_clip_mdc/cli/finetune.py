@@ -33,9 +33,10 @@ from ..data.images import Images, batched, read_pairs
 from ..data.journal import Journal
 from ..errors import plural
 from ..integration import image_source
+from ..integration.checkpoints import default_device
 from ..integration.configs import is_captioner
 from ..integration.patches import register
-from ..integration.pretrained import PretrainedCaptioner, default_device
+from ..integration.pretrained import PretrainedCaptioner
 from ..integration.runs import PHOTO, PHOTO_MODEL, find
 from ..integration.validation import nelbo
 from .locked_training import begun, checkpoint, flags_of, halves, shards_of, unsaid, write_data_of

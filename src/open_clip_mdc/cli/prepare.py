@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..data import shards as tars
+from ..data.captions import CAPTION_SEPARATOR, is_text
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
 from ..data.paths import inside
-from ..data.shards import CAPTION_SEPARATOR, shard_pattern
+from ..data.shards import shard_pattern
 from ..errors import plural
 from ..progress import progress_bar
 from . import prepare_layouts as layouts
@@ -62,7 +63,7 @@ def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str
     """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons."""
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         given = captions if isinstance(captions, list) else [captions]
-        texts = [" ".join(text.split()) for text in given if tars.is_text(text)]  # no line end, no U+001E
+        texts = [" ".join(text.split()) for text in given if is_text(text)]  # no line end, no U+001E
         try:
             if not texts:
                 other = next((text for text in given if text is not None and str(text).strip()), None)

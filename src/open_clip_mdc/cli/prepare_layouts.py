@@ -23,19 +23,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..data.captions import coco_rows, find_apart, text_of, without_image
+from ..data.captions import CAPTION_SEPARATOR, coco_rows, find_apart, text_of, without_image
 from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
 from ..data.files import files_below, parse_json
 from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden, is_shard
-from ..data.shards import (
-    CAPTION_SEPARATOR,
-    LARGEST_TEXT,
-    find_shards,
-    image_member,
-    members,
-    read_metadata,
-    read_samples,
-)
+from ..data.shards import LARGEST_TEXT, find_shards, image_member, members, read_metadata, read_samples
 from ..data.text import decode_text, read_lines
 from ..progress import progress_bar
 

@@ -57,7 +57,8 @@ def load_captioner(args: argparse.Namespace, number: int = 0, any_project: bool 
     """
     import torch
 
-    from ..integration.pretrained import PRECISIONS, PretrainedCaptioner, default_device, load
+    from ..integration.checkpoints import default_device
+    from ..integration.pretrained import PRECISIONS, PretrainedCaptioner, load
     from ..integration.processes import keep_freed_memory
     from ..models.precision import emulated
     load_plugins(args)

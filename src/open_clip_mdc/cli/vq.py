@@ -29,8 +29,8 @@ from ..data.images import Images
 from ..data.outputs import BESIDE
 from ..data.paths import for_shell
 from ..data.shards import find_shards
+from ..integration.checkpoints import default_device
 from ..integration.patches import register
-from ..integration.pretrained import default_device
 from ..integration.saving import save_whole
 from ..models.vq import PREFIX, VQ, VQTower, make_decoder
 from ..progress import progress_bar

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
 from .paths import IMAGE_SUFFIXES, is_hidden
-from .shards import CAPTION_SEPARATOR, file_names, image_member, members, read_samples, split_name
+from .shards import file_names, image_member, members, read_samples, split_name
 from .text import decode_text
 
 TEXTS = ("txt", "json")
+# Separates several captions in one KEY.txt. ASCII's record separator is in no caption, but alt texts contain line ends.
+CAPTION_SEPARATOR = "\x1e"
 
 
 def without_image(sample: dict) -> str:
@@ -24,6 +26,14 @@ def without_image(sample: dict) -> str:
 def text_of(sample: dict) -> str:
     """Return the text of KEY.txt, "" without one. Raises ValueError that names shard and key if it is no text."""
     return decode_text(sample.get("txt", b""), f"{sample['__url__']}, sample {sample['__key__']}")
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a text that is not empty and that UTF-8 can encode, as not all of JSON's can be."""
+    try:
+        return isinstance(value, str) and bool(value.strip() and value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def split_captions(text: str) -> list[str]:

@@ -18,10 +18,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .captions import captioned, find_apart, text_of, without_image
+from .captions import CAPTION_SEPARATOR, captioned, find_apart, text_of, without_image
 from .files import check_readable
 from .paths import formats, is_shard
-from .shards import CAPTION_SEPARATOR, image_member, image_suffix, read_samples
+from .shards import image_member, image_suffix, read_samples
 from .workers import STUCK, fitting, image_bytes
 
 if TYPE_CHECKING:

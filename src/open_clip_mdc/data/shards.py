@@ -281,14 +281,6 @@ def read_metadata(sample: dict) -> dict:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def is_text(value: object) -> bool:
-    """Return whether a value is a text that is not empty and that UTF-8 can encode, as not all of JSON's can be."""
-    try:
-        return isinstance(value, str) and bool(value.strip() and value.encode())
-    except UnicodeEncodeError:
-        return False
-
-
 def image_suffix(data: bytes) -> str:
     """Return the suffix of an image. Raises UnidentifiedImageError if not JPEG, PNG or WebP, ValueError if damaged."""
     try:
@@ -305,7 +297,3 @@ def image_suffix(data: bytes) -> str:
 def shard_pattern(folder: str | Path, count: int) -> str:
     """Return the `--train-data` pattern of the first `count` shards in a folder."""
     return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"
-
-
-# Separates several captions in one KEY.txt. ASCII's record separator is in no caption, but alt texts contain line ends.
-CAPTION_SEPARATOR = "\x1e"

@@ -89,6 +89,13 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     return model.eval(), transform, tokenizer
 
 
+def default_device(device: str | None = None) -> str:
+    """Return the given device, by default cuda if there is one, else cpu. Raises ValueError if it cannot be used."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    return device
+
+
 def check_device(device: str) -> None:
     """Raise ValueError if there is no such device."""
     try:

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 from webdataset.filters import _shuffle
 
+from ..data.captions import CAPTION_SEPARATOR
 from ..data.images import image_pairs
-from ..data.shards import CAPTION_SEPARATOR, regroup
+from ..data.shards import regroup
 from ..data.workers import STUCK, fitting, image_bytes
 from .check_data import has_own_keys
 from .feature_cache import FeatureCache

@@ -22,11 +22,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..bulk.locks import make_once
-from ..data.captions import captioned
+from ..data.captions import CAPTION_SEPARATOR, captioned
 from ..data.features import Features, digest, place_of, save
 from ..data.files import sha256
 from ..data.images import decoded, image_pairs
-from ..data.shards import CAPTION_SEPARATOR, find_shards, image_member, read_samples
+from ..data.shards import find_shards, image_member, read_samples
 from ..models import towers
 
 BATCH = 32

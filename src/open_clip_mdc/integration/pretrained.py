@@ -242,12 +242,10 @@ class PretrainedCaptioner:
                 blind = self.model.log_likelihood(None, text, blind=null_image, **options).cpu()
         if kind == "blind":
             return blind.expand(len(images), -1).clone()
-        count = 0
-        for image in self.batches(images, batch_size):
-            own = text.expand(len(image), -1, -1) if len(text) == 1 else text[count:count + len(image)]
+        texts = text.expand(len(images), -1, -1).split(batch_size)
+        for image, own in zip(self.batches(images, batch_size), texts, strict=True):
             with self.autocast():
                 plain.append(self.model.log_likelihood(image, own, **options).cpu())
-            count += len(image)
         return torch.cat(plain) - (1.0 if alpha is None else alpha) * blind
 
 
@@ -272,13 +270,6 @@ def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
     return rows
 
 
-def default_device(device: str | None = None) -> str:
-    """Return the given device, by default cuda if there is one, else cpu. Raises ValueError if it cannot be used."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    checkpoints.check_device(device)
-    return device
-
-
 def load(pretrained: str | Path, model_name: str | None = None, device: str | torch.device | None = None,
          precision: str | None = None, compile: bool = False) -> PretrainedCaptioner:
     """Return a captioner as it was trained, in eval mode.
@@ -298,7 +289,7 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
         raise ValueError("pretrained is empty: give a run folder, a checkpoint, local-dir:DIR or hf-hub:ORG/NAME")
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: it must be {', '.join(PRECISIONS)}")
-    device = default_device(None if device is None else str(device))
+    device = checkpoints.default_device(None if device is None else str(device))
     if compile and not device.startswith("cuda"):
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
