@@ -32,6 +32,8 @@ from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.text.special_tokens import decode_captions
 
+from .problems import in_one_line
+
 BATCH, DRAWS, TEMPERATURE = 20, 10, 0.5
 COLUMNS = {"CIDEr": "CIDEr", "repeats a word, %": "repeating_captions", "exact, %": "exact_match"}
 BASE = "MDC, 1 token a step"
@@ -120,6 +122,7 @@ def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str
     return markdown_table(["", "steps", *COLUMNS, "CIDEr, from " + BASE], rows)
 
 
+@in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mdc", required=True, help="run folder or checkpoint of an MDC captioner")
@@ -135,21 +138,18 @@ def main() -> None:
     said = json.loads(file.read_text()) if file.exists() else {"about": about}
     if said.pop("about") != about:
         sys.exit(f"error: {file} was made with other arguments. Remove it, or give another --out")
-    try:
-        for objective, pretrained in (("MDC", args.mdc), ("ARC", args.arc)):
-            model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
-            images, references = read(args.data, transform, args.limit)
-            with torch.inference_mode():
-                embs = torch.cat([model.encode_image_tokens(x) for x in torch.stack(images).split(BATCH)])
-            model.encode_image_tokens = lambda image_embs: image_embs  # encoded above, once for all ways
-            for way, options in ways(objective, args.length).items():
-                if way not in said:
-                    captions, steps = say(model, tokenizer, embs, options)
-                    said[way] = {"steps": steps, "captions": captions}
-                    write_json(file, {"about": about, **said})
-        table = report(said, references, args.out)
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    for objective, pretrained in (("MDC", args.mdc), ("ARC", args.arc)):
+        model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
+        images, references = read(args.data, transform, args.limit)
+        with torch.inference_mode():
+            embs = torch.cat([model.encode_image_tokens(x) for x in torch.stack(images).split(BATCH)])
+        model.encode_image_tokens = lambda image_embs: image_embs  # encoded above, once for all ways
+        for way, options in ways(objective, args.length).items():
+            if way not in said:
+                captions, steps = say(model, tokenizer, embs, options)
+                said[way] = {"steps": steps, "captions": captions}
+                write_json(file, {"about": about, **said})
+    table = report(said, references, args.out)
     Path(f"{args.out}.md").write_text(f"{table}\n\n{len(references)} images.\n", encoding="utf-8")
     print(table)
 

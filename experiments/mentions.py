@@ -21,7 +21,6 @@ tokens of a noised row, which has two streams in block diffusion.
 """
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import islice
@@ -43,6 +42,7 @@ from open_clip_mdc.scenes.mentions import COLOURS, SHAPES, law
 from open_clip_mdc.text.packing import NoisedCaptions, pack, sees
 
 from .contexts import left_context
+from .problems import in_one_line
 from .tables.contexts import DRAWS, MEASURES, PLACES, REDUNDANCIES
 
 BATCH = 100  # scenes
@@ -208,6 +208,7 @@ def keep(path: Path, about: dict, found: dict[str, list], measures: Sequence[str
     print(path, json.dumps(metrics))
 
 
+@in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints of captioners")
@@ -215,19 +216,16 @@ def main() -> None:
     parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="redundancy of the data")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     args = parser.parse_args()
-    try:
-        for pretrained in args.pretrained:
-            path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
-            about = {"dataset": args.name, "pretrained": pretrained, "task": "contexts", "settings": {
-                "measures": list(MEASURES), "of": "the last object", "draws": DRAWS, "data_sha256": sha256(args.data),
-                "weights_sha256": sha256(pretrained)}}
-            if results.is_there(path, about):
-                continue
-            found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
-                             REDUNDANCIES[args.name], DRAWS)
-            keep(path, about, found)
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    for pretrained in args.pretrained:
+        path = args.out / f"{args.name}-{pretrained.replace('/', '_')}.json"
+        about = {"dataset": args.name, "pretrained": pretrained, "task": "contexts", "settings": {
+            "measures": list(MEASURES), "of": "the last object", "draws": DRAWS, "data_sha256": sha256(args.data),
+            "weights_sha256": sha256(pretrained)}}
+        if results.is_there(path, about):
+            continue
+        found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
+                         REDUNDANCIES[args.name], DRAWS)
+        keep(path, about, found)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ Dimensions: B images, L positions, K layers, H heads, P patches.
 import argparse
 import math
 import re
-import sys
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import islice
@@ -38,6 +37,8 @@ from open_clip_mdc.decoding.attention_maps import word_maps
 from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 from open_clip_mdc.text.special_tokens import target_tokens
+
+from .problems import in_one_line
 
 BATCH = 64
 WORDS = ("colour", "shape")
@@ -133,26 +134,24 @@ def rows(name: str, results: list[list[tuple[str, list[float]]]]) -> Iterator[li
                *(f"{100 * mean:.1f} ± {100 * error:.1f}" for mean, error in cells)]
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.pointing", description=__doc__.split("\n")[0])
     parser.add_argument("--scenes", required=True, metavar="SHARDS", help="val/00000.tar of open_clip_mdc scenes, say")
     parser.add_argument("--runs", required=True, nargs="+", metavar="NAME=RUN", help="captioners to compare")
     parser.add_argument("--limit", type=int, metavar="N", help="take the first N scenes")
     args = parser.parse_args(argv)
-    try:
-        scenes, table = read_scenes(args.scenes, args.limit), []
-        for run in args.runs:
-            name, _, place = run.partition("=")
-            results = hits(open_clip_mdc.load(place, device="cpu", precision="fp32"), scenes)
-            if not any(results):
-                raise ValueError(f"no caption of {args.scenes} names an object as 'COLOUR SHAPE'")
-            table += rows(name, results)
-        header = ["model", "words", "number", "chance", "the middle", "any object", "all layers"]
-        width = max(map(len, table))
-        header += [f"layer {layer}" for layer in range(1, width - len(header) + 1)]
-        print(markdown_table(header, [row + [None] * (width - len(row)) for row in table]))
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    scenes, table = read_scenes(args.scenes, args.limit), []
+    for run in args.runs:
+        name, _, place = run.partition("=")
+        results = hits(open_clip_mdc.load(place, device="cpu", precision="fp32"), scenes)
+        if not any(results):
+            raise ValueError(f"no caption of {args.scenes} names an object as 'COLOUR SHAPE'")
+        table += rows(name, results)
+    header = ["model", "words", "number", "chance", "the middle", "any object", "all layers"]
+    width = max(map(len, table))
+    header += [f"layer {layer}" for layer in range(1, width - len(header) + 1)]
+    print(markdown_table(header, [row + [None] * (width - len(row)) for row in table]))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from .problems import in_one_line
+
 EPOCH = re.compile(rb"Train Epoch: (\d+) \[.*?\((\d+)%\)\]")  # OpenCLIP's line
 TAIL = 10_000  # bytes at the end of a log that are read
 SECONDS = 2  # between two readings of the logs
@@ -85,7 +87,7 @@ def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[su
             under_way.remove(process)
     if code:
         lines = log.read_text(errors="replace").splitlines() or [""]
-        raise RuntimeError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
+        raise ChildProcessError(f"{step.label} failed (exit status {code}), see {log}: {lines[-1]}")
 
 
 def watch(title: str, going: dict[Future, Step], logs: Path) -> None:
@@ -131,20 +133,16 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
             pool.shutdown(cancel_futures=True)
 
 
+@in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commands", nargs="*", metavar="LABEL=COMMAND")
     parser.add_argument("--logs", required=True, type=Path)
     args = parser.parse_args()
     pairs = [command.partition("=")[::2] for command in args.commands]
-    try:
-        if pairs:
-            run_steps("training", [Step(label, shlex.split(command)) for label, command in pairs], args.logs,
-                      os.cpu_count() or 1)
-    except (RuntimeError, OSError) as problem:
-        sys.exit(f"error: {problem}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: run the same command again to resume")
+    if pairs:
+        run_steps("training", [Step(label, shlex.split(command)) for label, command in pairs], args.logs,
+                  os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

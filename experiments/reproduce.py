@@ -9,7 +9,6 @@ interrupted, run the same command again to resume. The ids are in experiments/re
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from . import commands, preflight
 from .commands import Place
+from .problems import in_one_line
 from .progress import Step, run_steps
 from .report import archive, claims, contexts
 from .report.collect import LEDGERS
@@ -107,6 +107,7 @@ def environments(task: Task, seeds: list[int], out: Path) -> str:
     return "; ".join(sorted(found)) or "an unknown machine"
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claim", help="SCALE.ID of experiments/results/claims.csv")
@@ -124,16 +125,11 @@ def main(argv: list[str] | None = None) -> None:
         elif steps:
             (place.out / "results").mkdir(parents=True, exist_ok=True)
             run_steps(title, steps, place.out / "logs", os.cpu_count() or 1)  # one thread each, as when archived
-    try:
-        task = find(args.claim)
-        place = Place(args.data, args.out or Path("build/reproduce") / args.claim, args.bin, 0)
-        if not args.dry_run:
-            preflight.check(task.scale, task.tables, task.cells, args.seeds or list(task.scale.seeds), place)
-        print(reproduce(task, place, args.seeds, run))
-    except (ValueError, OSError, RuntimeError) as problem:
-        sys.exit(f"error: {problem}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: run the same command again to resume")
+    task = find(args.claim)
+    place = Place(args.data, args.out or Path("build/reproduce") / args.claim, args.bin, 0)
+    if not args.dry_run:
+        preflight.check(task.scale, task.tables, task.cells, args.seeds or list(task.scale.seeds), place)
+    print(reproduce(task, place, args.seeds, run))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ done.
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import commands, preflight
 from .commands import Place
+from .problems import in_one_line
 from .progress import Step, alone, run_steps
 from .report.collect import TITLES, cells_by_table, collect, show
 from .report.results import parts, read_results
@@ -96,6 +96,7 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
@@ -114,27 +115,22 @@ def main(argv: list[str] | None = None) -> None:
     place = Place(args.data, args.out or Path("build") / scale.name, args.bin, gpus)
     jobs = args.jobs or ((os.cpu_count() or 1) if place.gpus == 0 else 1)
     seeds = args.seeds or list(scale.seeds)
-    try:
-        cells = cells_of(scale, args.tables)
-        commands.check_recipes(scale, [run for stage in runs_of(cells) for run in stage], seeds, place)
-        for clip, seed in {helper for cell in cells for helper in commands.helping(cell.evaluation, seeds)}:
-            commands.check_recipes(scale, [clip], [seed], place)
-        if not args.dry_run:
-            preflight.check(scale, args.tables, cells, seeds, place)
-            with alone(place.out / "logs"):
-                pass  # waits for a call that runs there, so that its steps are not planned again
-        for title, steps in plan(scale, args.tables, seeds, place):
-            if args.dry_run:
-                for step in steps:
-                    print(shlex.join(step.command))
-            elif steps:
-                for folder in ("tables", "results/judge"):
-                    (place.out / folder).mkdir(parents=True, exist_ok=True)
-                run_steps(title, steps, place.out / "logs", jobs)
-    except (RuntimeError, ValueError) as problem:
-        sys.exit(f"error: {problem}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: run the same command again to resume")
+    cells = cells_of(scale, args.tables)
+    commands.check_recipes(scale, [run for stage in runs_of(cells) for run in stage], seeds, place)
+    for clip, seed in {helper for cell in cells for helper in commands.helping(cell.evaluation, seeds)}:
+        commands.check_recipes(scale, [clip], [seed], place)
+    if not args.dry_run:
+        preflight.check(scale, args.tables, cells, seeds, place)
+        with alone(place.out / "logs"):
+            pass  # waits for a call that runs there, so that its steps are not planned again
+    for title, steps in plan(scale, args.tables, seeds, place):
+        if args.dry_run:
+            for step in steps:
+                print(shlex.join(step.command))
+        elif steps:
+            for folder in ("tables", "results/judge"):
+                (place.out / folder).mkdir(parents=True, exist_ok=True)
+            run_steps(title, steps, place.out / "logs", jobs)
     print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
           show(collect(scale, place, args.tables)))
 

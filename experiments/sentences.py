@@ -18,7 +18,6 @@ is the control: a twin that uses the other words loses less there on a sentence 
 Dimensions: B captions, L positions, P patches.
 """
 import argparse
-import sys
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -37,6 +36,7 @@ from open_clip_mdc.text.packing import NoisedCaptions, pack
 from .contexts import left_context
 from .flickr8k import grey_image
 from .mentions import as_trained, keep, predicted_places
+from .problems import in_one_line
 from .tables.contexts import DRAWS, PLACES
 
 PHOTOGRAPHS = 20  # in a batch
@@ -115,6 +115,7 @@ def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shar
     return found
 
 
+@in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints of captioners")
@@ -122,21 +123,18 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="shard of held-out pairs of sentences")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     args = parser.parse_args()
-    try:
-        for pretrained, twin in zip(args.pretrained, args.blind, strict=True):
-            path = args.out / f"sentences-{twin.replace('/', '_')}.json"
-            about = {"dataset": "sentences", "pretrained": twin, "task": "sentences", "settings": {
-                "measures": list(MEASURES), "draws": DRAWS, "left": LEFT,
-                "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained),
-                "blind_sha256": sha256(twin)}}
-            if results.is_there(path, about):
-                continue
-            model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
-            blind, _, _ = checkpoints.load(twin, captioner=True)
-            found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
-            keep(path, about, found, MEASURES)
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    for pretrained, twin in zip(args.pretrained, args.blind, strict=True):
+        path = args.out / f"sentences-{twin.replace('/', '_')}.json"
+        about = {"dataset": "sentences", "pretrained": twin, "task": "sentences", "settings": {
+            "measures": list(MEASURES), "draws": DRAWS, "left": LEFT,
+            "data_sha256": sha256(args.data), "weights_sha256": sha256(pretrained),
+            "blind_sha256": sha256(twin)}}
+        if results.is_there(path, about):
+            continue
+        model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
+        blind, _, _ = checkpoints.load(twin, captioner=True)
+        found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
+        keep(path, about, found, MEASURES)
 
 
 if __name__ == "__main__":

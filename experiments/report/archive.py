@@ -13,12 +13,12 @@ import argparse
 import io
 import lzma
 import os
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..problems import in_one_line
 from .results import TRAIN_LOG_LINE, read_results
 
 FOLDERS = ("results", "runs")
@@ -103,20 +103,18 @@ def compare(first: Path, second: Path) -> str:
                       f"({len(ours)} in {first}, {len(theirs)} in {second})"])
 
 
+@in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("pack", "unpack", "compare"))
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     args = parser.parse_args()
-    try:
-        if args.command == "compare":
-            print(compare(args.source, args.target))
-        else:
-            convert = pack if args.command == "pack" else unpack
-            print(f"{args.target}: {convert(args.source, args.target)} files")
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    if args.command == "compare":
+        print(compare(args.source, args.target))
+    else:
+        convert = pack if args.command == "pack" else unpack
+        print(f"{args.target}: {convert(args.source, args.target)} files")
 
 
 if __name__ == "__main__":

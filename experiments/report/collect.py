@@ -6,13 +6,13 @@ A result is recognised by its folder (commands.variant), its data set, the name 
 checkpoint. Mean and standard deviation are over the seeds that have a result. A cell without one says "missing".
 """
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from .. import commands
 from ..commands import Place
+from ..problems import in_one_line
 from ..tables import article, between, curves, mcdiffusion, photos
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
@@ -142,6 +142,7 @@ def show(pages: dict[str, str]) -> str:
     return "\n".join(f"## {TITLES[name]}\n\n{page}" for name, page in pages.items())
 
 
+@in_one_line()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=TITLES)
@@ -149,11 +150,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", required=True, type=Path, help="folder of the experiment, with results/")
     args = parser.parse_args()
-    try:
-        pages = collect(args.scale, Place(args.data, args.out, "", 0), args.tables)
-        print(show(pages))
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    pages = collect(args.scale, Place(args.data, args.out, "", 0), args.tables)
+    print(show(pages))
 
 
 if __name__ == "__main__":

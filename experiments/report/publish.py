@@ -9,13 +9,13 @@ archive, such as Figures 3 and 6, stays as it is.
 import argparse
 import csv
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..commands import Place
+from ..problems import in_one_line
 from ..tables.scales import SCALES
 from . import archive
 from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
@@ -178,12 +178,10 @@ def publish(folder: Path) -> str:
     return table
 
 
+@in_one_line()
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    try:
-        publish(FOLDER)
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    publish(FOLDER)
 
 
 if __name__ == "__main__":

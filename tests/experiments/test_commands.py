@@ -151,7 +151,7 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
             assert words[0] == "-m" and (REPO / words[1].replace(".", "/")).with_suffix(".py").is_file(), command
     assert kinds >= {"train", "linear_probe", "image_caption_selection", "captioning", *moved}
     # Judges by test set and seed, lengths, data.
-    assert len(asked) == {"paper": 5, "scenes": 11, "rich": 5, "gpu": 5, "flickr8k": 7}[scale]
+    assert len(asked) == {"paper": 5, "scenes": 12, "rich": 6, "gpu": 5, "flickr8k": 7}[scale]
 
 
 def test_every_trained_model_has_a_config():
@@ -206,7 +206,8 @@ def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
 def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
     stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
     assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [
-        [name] for name in ("scenes", "captions", "big", "captions-big", "vq.pt", "fewshot", "concept", "without")]
+        [name] for name in ("scenes", "captions", "big", "captions-big", "vq.pt", "fewshot", "concept", "without",
+                         "rates")]
     few = runner.plan(scales.SCENES, ["table5"], [0], place(tmp_path))
     assert [step.label for title, steps in few if title == "data" for step in steps] == ["scenes", "captions"]
     for scale in (scales.SCENES, scales.PAPER):

@@ -64,7 +64,7 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
 
 def test_a_step_that_fails_says_where_its_log_is(tmp_path):
     step = Step("broken", [sys.executable, "-c", "raise SystemExit('no such data')"])
-    with pytest.raises(RuntimeError, match=r"broken failed \(exit status 1\), see .*broken.log: no such data"):
+    with pytest.raises(ChildProcessError, match=r"broken failed \(exit status 1\), see .*broken.log: no such data"):
         run_steps("training", [step], tmp_path / "logs", 1)
 
 
