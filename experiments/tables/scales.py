@@ -87,7 +87,7 @@ SCENES = Scale(
         made("without", f"{TEST_SHARDS} {{out}}/data/fewshot/val/00000.tar", "figure8"),
         made("rates", "open_clip_mdc scenes --seed 1 --num-train 1 --num-val 1 --num-pairs 1", "rates"),
     ),
-    rates=(2.5e-4, 5e-4, 1e-3, 2e-3), chosen={"MDC": 0, "ARC": 0},
+    rates=(2.5e-4, 5e-4, 1e-3, 2e-3), chosen={"MDC": 1e-3, "ARC": 1e-3},
     tuning=Tuning(lr=3e-4, batch=32, epochs=1),
     article=True, caption_epochs=4, val="{out}/data/scenes/val/00000.tar", margin=3.0, cider_margin=20.0,
     void={"cider-length": "cannot fail, as all true captions have 8 tokens and two of ten must be wrong",

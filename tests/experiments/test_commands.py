@@ -206,8 +206,7 @@ def test_the_papers_numbers_stand_beside_the_row_they_belong_to():
 def test_steps_that_run_side_by_side_neither_wait_for_one_another_nor_share_a_log(tmp_path):
     stages = list(runner.plan(scales.SCENES, NAMES, [0, 1], place(tmp_path)))
     assert [[step.label for step in steps] for title, steps in stages if title == "data"] == [
-        [name] for name in ("scenes", "captions", "big", "captions-big", "vq.pt", "fewshot", "concept", "without",
-                         "rates")]
+        [name] for name in "scenes captions big captions-big vq.pt fewshot concept without rates".split()]
     few = runner.plan(scales.SCENES, ["table5"], [0], place(tmp_path))
     assert [step.label for title, steps in few if title == "data" for step in steps] == ["scenes", "captions"]
     for scale in (scales.SCENES, scales.PAPER):
