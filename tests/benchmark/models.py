@@ -15,6 +15,14 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
                "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}}
 
 
+class Loaded(Exception):
+    """The model was about to be loaded: nothing was skipped."""
+
+
+def fail(args):
+    raise Loaded
+
+
 def tiny_clip(**text_cfg) -> CLIP:
     torch.manual_seed(0)
     model = CLIP(**CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_image
-from models import labelled_webdataset, order_data, save_clip
+from models import Loaded, fail, labelled_webdataset, order_data, save_clip
 
 from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
@@ -18,10 +18,6 @@ from clip_benchmark_ext.models import resolve
 from open_clip_mdc.environment import commit
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
-
-
-class Loaded(Exception):
-    """The model was about to be loaded: nothing was skipped."""
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +55,6 @@ def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, mo
                "--skip_existing")
     evaluate(*command, *before)
     first = Path("result.json").read_bytes()
-
-    def fail(args):
-        raise Loaded
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "load_model", fail)
         evaluate(*command, *before)
@@ -114,9 +107,6 @@ def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_ma
                "result.json", "--skip_existing")
     evaluate(*command)
     kept = Path("result.json").read_text()
-
-    def fail(args):
-        raise Loaded
     monkeypatch.setattr(run_module, "load_model", fail)
     evaluate(*command)
     saved = json.loads(kept)
@@ -147,9 +137,6 @@ def test_a_result_of_a_file_that_has_been_overwritten_is_made_again(runs, data, 
         file.write_text(json.dumps({"wds/tiny": ["a {c}"], "tiny": ["a {c}"]}))
     command = (*model, "--dataset_root", data, *task, option, file, "--output", "result.json", "--skip_existing")
     evaluate(*command)
-
-    def fail(args):
-        raise Loaded
     monkeypatch.setattr(run_module, "load_model", fail)
     evaluate(*command)
     os.utime(file, (1, 1))
@@ -165,9 +152,6 @@ def test_skipping_works_for_clip_models_with_the_task_left_to_the_data_set(data,
         command = ("--model", model, "--pretrained", weights, "--dataset", dataset, "--dataset_root", data,
                    "--skip_existing")
         evaluate(*command)
-
-        def fail(args):
-            raise Loaded
         with monkeypatch.context() as patch:
             patch.setattr(run_module, "load_model", fail)
             evaluate(*command)

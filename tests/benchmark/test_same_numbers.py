@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_image
-from models import captioned_webdataset, labelled_webdataset, order_data, save_clip
+from models import Loaded, captioned_webdataset, fail, labelled_webdataset, order_data, save_clip
 from safetensors.torch import load_file
 
 from clip_benchmark_ext import cli
@@ -15,14 +15,6 @@ from clip_benchmark_ext import run as run_module
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")
 WORKERS = (0, 1, 3)
-
-
-class Loaded(Exception):
-    """The model was about to be loaded: nothing was skipped."""
-
-
-def fail(args):
-    raise Loaded
 
 
 def evaluate(*flags, name="result") -> dict:

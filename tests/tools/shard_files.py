@@ -28,6 +28,15 @@ def members(path: Path) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
 
 
+def samples(*shards: Path) -> dict[str, dict[str, bytes]]:
+    """The members of tar files, grouped by key."""
+    grouped: dict = {}
+    for name, data in (item for shard in shards for item in members(shard).items()):
+        key, extension = name.split(".")
+        grouped.setdefault(key, {})[extension] = data
+    return grouped
+
+
 def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as tar:

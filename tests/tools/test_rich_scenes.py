@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import re
-import tarfile
 from collections import Counter
 
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import REPO
 from open_clip.tokenizer import SimpleTokenizer
+from shard_files import samples
 
 from open_clip_mdc import cli
 from open_clip_mdc.scenes import rich as rich_world
@@ -48,16 +48,6 @@ def drawn(count):
     for index in range(count):
         rng = world.rng("test", index)
         yield rich_world.draw_scene(world, rng), rng
-
-
-def samples(folder):
-    grouped = {}
-    for shard in sorted(folder.glob("*.tar")):
-        with tarfile.open(shard) as archive:
-            for member in archive:
-                key, extension = member.name.split(".")
-                grouped.setdefault(key, {})[extension] = archive.extractfile(member).read()
-    return grouped
 
 
 def named(noun, objects):
@@ -163,7 +153,7 @@ def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_pat
     clip = SimpleTokenizer()
     cli.main(flags(tmp_path / "clean"))
     for split in ("train", "train-long", "val", "val-long"):
-        noisy, clean = samples(root / split), samples(tmp_path / "clean" / split)
+        noisy, clean = (samples(*sorted((folder / split).glob("*.tar"))) for folder in (root, tmp_path / "clean"))
         assert list(noisy) == list(clean)
         key = "long_caption" if split.endswith("long") else "caption"
         wrong = 0

@@ -23,6 +23,7 @@ from open_clip.tokenizer import SimpleTokenizer
 from open_clip_train.data import expand_urls
 from PIL import Image
 from scene_truth import COMMITTED_BPE, coloured, hue_name, read_caption, read_scene, sentence_is_true
+from shard_files import samples
 
 from open_clip_mdc import cli
 from open_clip_mdc.cli import scenes
@@ -38,17 +39,6 @@ def root(tmp_path_factory):
     out = tmp_path_factory.mktemp("data") / "scenes"
     scenes.build(out, World(), **SMALL)
     return out
-
-
-def samples(*shards):
-    """The members of tar files, grouped by key."""
-    grouped = {}
-    for shard in shards:
-        with tarfile.open(shard) as archive:
-            for member in archive:
-                key, extension = member.name.split(".")
-                grouped.setdefault(key, {})[extension] = archive.extractfile(member).read()
-    return grouped
 
 
 def files(folder):
