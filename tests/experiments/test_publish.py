@@ -29,7 +29,7 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     _, pages, claims, figures = publish.from_archive(file, page)
     needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "contexts": {"contexts", "between"},
               "repetition": {"epochs", "repetition"}, "sentences": {"sentences"},
-              "photographs": {"photos", "likelihoods"}, "views": {"table8", "views"}, "rates": {"rates", "own", "fair"},
+              "photographs": {"photos", "likelihoods"}, "views": {"table8", "views"}, "fair": {"rates", "own", "fair"},
               "article": {"table7", "figure9", "figure10", "article"}}
     assert needed.get(part or scale, {"table2", "table3", "floors", "claims"}) <= pages.keys()
     for name, text in pages.items():
@@ -38,7 +38,7 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     judged = {row["ledger"] for row in publish.read_claims(",".join(COLUMNS) + "\n" + claims)}
     assert judged >= {"contexts": {"contexts", "between"}, "sentences": {"sentences"}}.get(
         scale, pages.keys() & {*LEDGERS})
-    none = dict.fromkeys(("sentences", "photographs", "views", "rates"), 0)
+    none = dict.fromkeys(("sentences", "photographs", "views", "fair"), 0)
     assert len(figures) == ({"scenes": 2, "contexts": 2, "article": 2} | none).get(part or scale, 1)
     for name, drawn in figures.items():
         assert_same_picture(RESULTS.parent / "figures" / name, drawn)
@@ -83,7 +83,7 @@ def test_claims_have_ids_of_their_own_and_verdicts_of_their_p():
 
 
 def test_a_chosen_rate_is_the_best_of_its_grid_and_lies_inside_of_it():
-    page = (RESULTS / "rates.md").read_text(encoding="utf-8")
+    page = (RESULTS / "fair.md").read_text(encoding="utf-8")
     for scale in (scales.SCENES, scales.RICH):
         found = publish.numbers_of(re.search(rf"<!-- {scale.name} rates -->\n(.*?)<!-- end -->", page, re.DOTALL)[1])
         for objective, rate in scale.chosen.items():
