@@ -8,7 +8,7 @@ first or the last of the grid, the grid is extended there by a factor of two.
 """
 from collections.abc import Iterator
 
-from .cells import Cell, Run, probe, probes
+from .cells import Cell, Run, caption_cells, length_flags, probe, probes
 from .scale import Scale
 
 ROOT = "{out}/data/rates/{{dataset_cleaned}}"
@@ -23,11 +23,13 @@ def rates(scale: Scale) -> Iterator[Cell]:
 
 
 def own(scale: Scale) -> Iterator[Cell]:
-    """Yield the probes of each objective at its own rate."""
+    """Yield the probes of each objective at its own rate, and the CIDEr of captions where such a run is asked for any."""
     for objective, rate in scale.chosen.items():
-        run = Run(f"{objective}-{scale.backbone}", scale.alt, rate=rate)
+        row, run = f"{objective}, own rate", Run(f"{objective}-{scale.backbone}", scale.alt, rate=rate)
         for column, evaluation in probes(scale).items() if rate else ():
-            yield Cell(f"{objective}, own rate", column, run, evaluation)
+            yield Cell(row, column, run, evaluation)
+        if rate and scale.caption_epochs == 1:
+            yield from caption_cells(scale, row, run, ("CIDEr",), length_flags(scale, objective, "auto"))
 
 
 TABLES = {"rates": rates, "own": own}
