@@ -23,7 +23,7 @@ def rates(scale: Scale) -> Iterator[Cell]:
 
 
 def own(scale: Scale) -> Iterator[Cell]:
-    """Yield the probes of each objective at its own rate, and the CIDEr of captions where such a run is asked for any."""
+    """Yield the probes of each objective at its own rate, and CIDEr where captions are asked of such runs."""
     for objective, rate in scale.chosen.items():
         row, run = f"{objective}, own rate", Run(f"{objective}-{scale.backbone}", scale.alt, rate=rate)
         for column, evaluation in probes(scale).items() if rate else ():
