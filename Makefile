@@ -173,7 +173,7 @@ tables $(TABLES) $(ARTICLE): | .venv/installed
 # Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages and figures.
 .PHONY: reproduce results
 reproduce: | .venv/installed
-	+@$(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.reproduce $(CLAIM) --data '$(DATA)' --bin $(BIN)/ \
+	+@$(BIN)/python -m experiments.reproduce $(CLAIM) --data '$(DATA)' --bin $(BIN)/ \
 	    $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
 results: | .venv/installed
 	$(BIN)/python -m experiments.report.publish
