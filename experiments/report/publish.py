@@ -135,7 +135,7 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
     numbers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         open_ones = "not resolved", "no verdict", "not run", PAPER
-        if row["ledger"] not in ("claims", "compared") or row["verdict"] in open_ones:
+        if row["ledger"] not in ("claims", "compared", "fair") or row["verdict"] in open_ones:
             continue
         equal = row["verdict"].startswith("within") or row["verdict"] == "shows" and " level " in row["claim"]
         stands = "equal" if equal else "better" if float(row["difference"]) > 0 else "worse"

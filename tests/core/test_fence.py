@@ -21,10 +21,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 6_225, 33.3),
-    "src": (("src",), 17_640, 97.1),
+    "src": (("src",), 17_635, 97.1),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.9),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_100, 46.5),
-    "tests": (("tests",), 25_895, 194.9),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_075, 46.2),
+    "tests": (("tests",), 25_880, 194.9),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 195
