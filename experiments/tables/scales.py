@@ -218,7 +218,7 @@ RICH = Scale(
     captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("auto", "10", "15")),),
     prepare=(made("rich", f"{RICH_SCENES} --num-train 40000 --num-probe 1000 --num-pairs 400 --jobs 2"), RICH_CAPTIONS,
              made("rates", f"{RICH_SCENES} --seed 1 --num-train 1 --num-probe 1000 --num-pairs 1", "rates")),
-    rates=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), chosen={"MDC": 1e-3, "ARC": 0},
+    rates=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), chosen={"MDC": 1e-3, "ARC": 2e-3},
     curve=(1, 2, 4, 8), margin=2.0, cider_margin=20.0,
 )
 
