@@ -8,8 +8,7 @@ their difference is:
 - *at the floor*: a probe is not two standard errors above the same probe of pixels, or of the untrained network.
 - *no image*: the image adds no more than 10 points to the accuracy on pairs of captions. Where it adds more, claims on
   captioners are judged by debiased accuracy.
-- *saturated*: both sides have 99 % or more at the end of the run.
-- *cannot fail* or *cannot show*: the scale's data decide it (`Scale.void`).
+- *saturated*: both sides have 99 % or more. *cannot fail* or *cannot show*: the data decide it (`Scale.void`).
 """
 import csv
 import io
@@ -110,7 +109,8 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
         sides = [[(row.format(**names), label) for row in rows.split(" + ")
                   for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
                  for rows, of_side in ((left, column), (right, other or column))]
-        named = {"stability": "Section 4.3"} | dict.fromkeys(("contexts", "sentences"), column.partition(",")[0])
+        named = {"stability": "Section 4.3", "own": "own rates"} | dict.fromkeys(
+            ("contexts", "sentences"), column.partition(",")[0])
         title = named.get(table, re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table))
         here = [tuple(cells[table][place] for place in side if place in cells.get(table, ())) for side in sides]
         here = [of_side if len(of_side) == len(side) else () for of_side, side in zip(here, sides, strict=True)]
