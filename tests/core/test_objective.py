@@ -199,7 +199,8 @@ def test_validation_is_of_as_many_samples_as_are_asked_for_whatever_the_batch_si
         right = nelbo(model, [(image[:limit], text[:limit])], "cpu")
         for size in (1, 2, 3, 7):
             batches = zip(image.split(size), text.split(size), strict=True)
-            assert nelbo(model, batches, "cpu", limit=limit) == pytest.approx(right, rel=1e-5)
+            # The relative error of a perplexity is the absolute one of its logarithm, some nats.
+            assert nelbo(model, batches, "cpu", limit=limit) == pytest.approx(right, rel=1e-4)
 
 
 def test_validation_of_mask_and_replace_is_the_bound_prior_included(monkeypatch):
