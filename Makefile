@@ -47,7 +47,7 @@ help:
 	@echo "make table7 figure8 figure9 figure10 article  test the claims of a summary article (scenes, flickr8k without figure8)"
 	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
 	@echo "make between               what lies between ARC and MDC: blocks, and captioners that learn both ways (2 h)"
-	@echo "make rates own fair SEEDS='10 11'             find a learning rate for MDC and one for ARC, compare both at their own"
+	@echo "make rates own fair        find a learning rate for MDC and one for ARC, compare both at their own (scenes, rich)"
 	@echo "make photos                caption photographs with a small decoder on a trained encoder, an hour of two cores"
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder,"
 	@echo "     SCALE=photos-unlocked to train the encoder, too"
@@ -167,6 +167,7 @@ contexts between: override SCALE := contexts
 sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)
+rates: SEEDS := $(or $(SEEDS),10 11)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter photos,$@),likelihoods)
 

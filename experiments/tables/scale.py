@@ -117,7 +117,7 @@ class Scale(NamedTuple):
     cider_margin: float = 1.0  # the same for CIDEr
     void: dict[str, str] = {}  # claims that the scale's data decide, by id, with the reason
     rates: tuple[float, ...] = ()  # grid of learning rates
-    chosen: dict[str, float] = {}  # of them the best of an objective, 0 before they are compared (rates.py)
+    chosen: dict[str, float] = {}  # of them the best of each objective (rates.py)
     fetch: tuple[tuple[str, str], ...] = ()  # (folder or file of {data}, the command that fetches it)
 
     @property
