@@ -49,7 +49,7 @@ def folder(run: Run, seed: int, place: Place) -> Path:
 
 
 def last_epoch(scale: Scale, run: Run) -> int:
-    return 1 if run.untrained else scale.tuning.epochs if run.start else scale.epochs * run.epochs
+    return 1 if run.untrained else scale.tuning.epochs if run.start else int(scale.epochs * run.epochs)
 
 
 def checkpoint_epoch(scale: Scale, run: Run) -> int:

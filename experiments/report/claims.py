@@ -109,7 +109,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
         sides = [[(row.format(**names), label) for row in rows.split(" + ")
                   for label in (labels[of_side] if of_side in labels else [of_side.format(**names)])]
                  for rows, of_side in ((left, column), (right, other or column))]
-        named = {"stability": "Section 4.3", "own": "own rates"} | dict.fromkeys(
+        named = {"stability": "Section 4.3", "own": "own rates", "longer": "length of training"} | dict.fromkeys(
             ("contexts", "sentences"), column.partition(",")[0])
         title = named.get(table, re.sub(r"(\D+)(\d+)", lambda m: f"{m[1].title()} {m[2]}", table))
         here = [tuple(cells[table][place] for place in side if place in cells.get(table, ())) for side in sides]

@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import commands
 from ..commands import Place
 from ..problems import in_one_line
-from ..tables import article, between, curves, mcdiffusion, photos
+from ..tables import article, between, curves, mcdiffusion, photos, rates
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
@@ -42,13 +42,13 @@ TITLES = {
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "contexts": "One network, two contexts",
     "rates": "Learning rates of MDC and ARC", "own": "MDC and ARC, each at its own learning rate",
-    "fair": "Verdicts on MDC and ARC, each at its own learning rate",
+    "fair": "Verdicts on MDC and ARC, each at its own learning rate", "longer": "Length of training, at own rates",
     "between": "What lies between ARC and MDC",
     "sentences": "Two sentences of a photograph, in both orders",
 }
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition", "fair")
-WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between")
-DRAWN = {"between": between.plot, "epochs": photos.plot}  # by seed
+WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between", "longer")
+DRAWN = {"between": between.plot, "longer": rates.plot, "epochs": photos.plot}  # by seed
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
@@ -118,7 +118,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             else:
                 page = markdown(cells, summaries)
                 write(folder / f"{name}.csv", csv(cells, summaries))
-            if name == "between":
+            if name in ("between", "longer"):
                 rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
                 page += "\n" + claims.ledger(rows, results, scale)
             page += environments(cells, numbers, place)

@@ -11,7 +11,7 @@ class Run(NamedTuple):
     model: str  # name of a model, such as MDC-ViT-B-32
     data: str  # key of Scale.data
     batches: int = 1  # multiple of the scale's global batch (CLIP-LB)
-    epochs: int = 1  # multiple of the scale's epochs
+    epochs: float = 1  # multiple of the scale's epochs
     start: "Run | str | None" = None  # fine-tuned from a run, or from OpenCLIP's weights of this tag
     size: int | None = None  # side of images, where it is not the config's
     locked: bool = False  # the image tower is frozen
@@ -20,7 +20,7 @@ class Run(NamedTuple):
     at: int | None = None  # epoch of the checkpoint to evaluate, by default the last. It changes no training
 
     def name(self, seed: int) -> str:
-        longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs}" if self.epochs > 1 else "")
+        longer = (f"-x{self.batches}" if self.batches > 1 else "") + (f"-e{self.epochs:g}" if self.epochs != 1 else "")
         start = f"-from-{self.start.data if isinstance(self.start, Run) else self.start}" if self.start else ""
         size = (f"-{self.size}px" if self.size else "") + ("-locked" if self.locked else "")
         size += ("-untrained" if self.untrained else "") + (f"-lr{self.rate:g}" if self.rate else "")

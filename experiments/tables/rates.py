@@ -2,18 +2,26 @@
 
     make rates SCALE=scenes    # on seeds 10 and 11 and on images of probes, which no other table uses
     make own SCALE=scenes      # with the rates that were chosen, on the scale's seeds
+    make longer SCALE=rich     # the same after half of a run, and one, two and four, each with a schedule of its own
 
 The rule was written before the first run: the rate of an objective is the one with the highest mean probe. If it is the
 first or the last of the grid, the grid is extended there by a factor of two.
+
+For `longer`, too: with D = MDC - ARC, the slope of D by doublings is fitted over the first three lengths, on three
+seeds. By least squares it is half of the third D minus the first, which is how claims.csv has it. The fourth length has
+one seed or more, and a verdict from two on. The crossing is stated only if D changes its sign within these lengths.
 """
 from collections.abc import Iterator
+from pathlib import Path
 
 from .cells import Cell, Run, caption_cells, length_flags, probe, probes
+from .curves import draw_bands
 from .scale import Scale
 
 OBJECTIVES = ("MDC", "ARC")
 # Other images and another seed of the probe. By its flags a result is told from one on the test images.
 HELD_OUT = dict(root="{out}/data/rates/{{dataset_cleaned}}", flags=("--seed", "1"))
+RUNS = (0.5, 1, 2, 4)  # of the scale's length
 
 
 def rates(scale: Scale) -> Iterator[Cell]:
@@ -34,4 +42,21 @@ def own(scale: Scale) -> Iterator[Cell]:
             yield from caption_cells(scale, row, run, ("CIDEr",), length_flags(scale, objective, "auto"))
 
 
-TABLES = {"rates": rates, "own": own}
+def longer(scale: Scale) -> Iterator[Cell]:
+    """Yield each objective at its own rate, after trainings of several lengths."""
+    images = scale.data[scale.alt].samples * scale.epochs
+    for cell in own(scale) if scale.curve else ():
+        objective = cell.row.partition(",")[0]
+        for times in RUNS:
+            row = f"{objective}, {images * times:,.0f} images"
+            yield cell._replace(row=row, run=cell.run._replace(epochs=times), competes=False)
+
+
+def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+    """Draw the probes that differ, their average and CIDEr over the length of training."""
+    columns = {"Average": "probes, average, %", "shape": "shape, %", "size": "size, %", "CIDEr": "CIDEr"}
+    draw_bands(path, columns, OBJECTIVES, cells, numbers, lambda cell: cell.run.epochs, xscale="log",
+               xlabel="length of training, in runs")
+
+
+TABLES = {"rates": rates, "own": own, "longer": longer}
