@@ -26,6 +26,7 @@ from .gpu_parts import Bench
 from .report import write_section
 
 FOLDER = Path(__file__).parent
+SECONDS = 480  # after which a part begins no new row
 PARTS = {name: getattr(gpu_parts, name) for name in (
     "ceilings", "syncs", "decoding", "scoring", "steps")}
 IDENTITY = ("model", "size", "batch", "mode", "what", "tokens", "precision", "tokens a step")
@@ -101,18 +102,18 @@ def machine(device: str) -> dict[str, str]:
     return {"chip": chip, "torch": torch.__version__, "open_clip": version("open_clip_torch")}
 
 
-def measure(part: str, bench: Bench, seconds: float, known: list[dict], save) -> None:
+def measure(part: str, bench: Bench, known: list[dict], save) -> None:
     """Run a part until its time is over. Each new row replaces the older one of its case in `known`."""
     start = time.monotonic()
     rows = PARTS[part](bench)
-    while time.monotonic() - start < seconds:
+    while time.monotonic() - start < SECONDS:
         row = next(rows, None)
         if row is None:
             return
         known[:] = [old for old in known if identity(old) != identity(row)] + [row]
         save()
         print(part, {key: value for key, value in row.items() if key != "kernels"}, flush=True)
-    print(f"{part}: stopped after {seconds:.0f} s. Run it again with fewer --sizes or --batches for the rest")
+    print(f"{part}: stopped after {SECONDS} s. Run it again with fewer --sizes or --batches for the rest")
 
 
 def main() -> None:
@@ -120,7 +121,6 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure (default: %(default)s)")
     parser.add_argument("--sizes", default="ViT-B-16", help="models of the part steps. Other parts take the first one")
     parser.add_argument("--batches", default="128,1024", help="batch sizes of the part steps (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=480, help="time after which a part begins no new row")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="use a tiny model and small sizes")
     parser.add_argument("--out", type=Path, help="folder of gpu.json and GPU.md (default: benchmarks, none on a CPU)")
@@ -141,7 +141,7 @@ def main() -> None:
     measured["date"] = str(date.today())
     for part in args.parts.split(","):
         known = measured["parts"].setdefault(part, [])
-        measure(part, bench, args.seconds, known, lambda: out and write_report(out, measured))
+        measure(part, bench, known, lambda: out and write_report(out, measured))
 
 
 if __name__ == "__main__":

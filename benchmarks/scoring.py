@@ -6,7 +6,6 @@ It takes 2 to 3 minutes on 2 CPU cores. The first table checks that both sides a
 """
 import argparse
 from functools import partial
-from multiprocessing import get_context
 from statistics import median
 
 import torch
@@ -21,7 +20,7 @@ from . import plain
 from .captions import evenly_spaced, read_captions
 from .contestants import contestant, random_images, tokenize
 from .report import machine, section_parser, write_report
-from .turns import CLEAR_PEAK, peak_growth, ratio, take_turns
+from .turns import CLEAR_PEAK, alone, peak_growth, ratio, take_turns
 
 PLAIN_DRAWS, DRAWS = 6, 64  # per caption. The ratio compares the time of a draw
 BUDGET_MIB, CANDIDATES = 256, (2, 200)
@@ -68,10 +67,7 @@ def memory(size: str, captions: list[str]) -> list[tuple]:
         raise ValueError(f"--captions has {len(short)} different captions. The memory table needs {max(CANDIDATES)}")
     rows = []
     for method in tqdm(("heuristic", "monte_carlo"), desc="memory"):
-        found = []
-        for candidates in CANDIDATES:
-            with get_context("spawn").Pool(1) as pool:
-                found.append(pool.apply(peak_memory, (method, size, candidates, short)))
+        found = [alone(peak_memory, method, size, candidates, short) for candidates in CANDIDATES]
         rows.append((method, BUDGET_MIB, *(f"{mib:.0f}" for mib in found)))
     return rows
 

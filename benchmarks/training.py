@@ -7,8 +7,6 @@ Algorithm 1 and CLIP. Memory is the peak of one step above weights and gradients
 For a GPU see `benchmarks/gpu.py`.
 """
 import argparse
-import subprocess
-import sys
 from functools import partial
 from statistics import median
 
@@ -21,7 +19,7 @@ from open_clip_mdc.text.special_tokens import valid_tokens
 from .captions import evenly_spaced, read_captions
 from .contestants import Contestant, contestant, count_flops, random_images, tokenize
 from .report import machine, section_parser, write_report
-from .turns import peak_growth, ratio, take_turns
+from .turns import alone, peak_growth, ratio, take_turns
 
 NAMES = ("MDC", "Algorithm 1", "CLIP", "CoCa")  # CoCa only in sizes that OpenCLIP has
 AIM, AIMED = 1.10, ("Algorithm 1", "CLIP")
@@ -45,12 +43,6 @@ def peak_memory(args: argparse.Namespace, name: str, long: bool) -> float:
     return peak_growth(lambda: loss(*batch).backward())
 
 
-def memory_of(name: str, long: bool) -> float:
-    # Each model has a process of its own, so that none inherits another's heap.
-    command = [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--memory-of", name, *(["--long"] if long else [])]
-    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
-
-
 def compare(args: argparse.Namespace, long: bool) -> list[tuple]:
     sides = {name: make(args, name, long) for name in names(args.size)}
     mdc, _, text = sides["MDC"]
@@ -58,7 +50,7 @@ def compare(args: argparse.Namespace, long: bool) -> list[tuple]:
     steps = {name: partial(side.step, *batch) for name, (side, *batch) in sides.items()}
     flops = {name: count_flops(step) for name, step in steps.items()}
     taken = take_turns(steps, args.rounds)
-    memory = {name: memory_of(name, long) for name in sides}
+    memory = {name: alone(peak_memory, args, name, long) for name in sides}
     rows = []
     for name in list(sides)[1:]:
         count, time = flops[name] / flops["MDC"], ratio(taken[name], taken["MDC"])
@@ -108,20 +100,10 @@ def report(args: argparse.Namespace) -> str:
     ])
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main() -> None:
     parser = section_parser(__doc__)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--memory-of", choices=NAMES, help=argparse.SUPPRESS)
-    parser.add_argument("--long", action="store_true", help=argparse.SUPPRESS)
-    return parser
-
-
-def main() -> None:
-    args = build_parser().parse_args()
-    if args.memory_of:
-        print(peak_memory(args, args.memory_of, args.long))
-    else:
-        write_report("Training step", report, args)
+    write_report("Training step", report, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Other work on a machine slows all sides of a round alike. So only ratios within 
 different runs."""
 import re
 from collections.abc import Callable, Mapping
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -45,3 +46,9 @@ def peak_growth(function: Callable[[], object]) -> float:
     before = resident("VmRSS")
     function()
     return (resident("VmHWM") - before) / 1024
+
+
+def alone(function: Callable[..., Measured], *args) -> Measured:
+    """Return what a function returns in a process of its own, which inherits no heap."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, args)

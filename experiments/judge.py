@@ -214,7 +214,7 @@ def run(args: argparse.Namespace) -> None:
     images = find_places(args.images, set(ids))
     digests = {name: hashlib.sha256(json.dumps(captions, sort_keys=True).encode()).hexdigest()
                for name, captions in systems.items()}
-    settings = {"question": args.question, "model": args.model, "seed": args.seed, "systems": digests}
+    settings = {"question": QUESTION, "model": args.model, "seed": args.seed, "systems": digests}
     session = open_session(args.workers)
     check_journal(out, settings)
 
@@ -224,7 +224,7 @@ def run(args: argparse.Namespace) -> None:
         answer, letter = None, "A"
         if len(choices) > 1:
             lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
-            answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([args.question, *lines]),
+            answer = ask(session, args.url.rstrip("/"), args.model, "\n".join([QUESTION, *lines]),
                          read_url(images[id]))
             letter = parse_letter(answer, texts)
         return {"id": id, "image": images[id].sha256(), "url": args.url, "shown": [names for _, names in choices],
@@ -275,7 +275,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                              "$OPENAI_BASE_URL)")
     parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL"),
                         help="name of the judge's model at the endpoint (default: $OPENAI_MODEL)")
-    parser.add_argument("--question", default=QUESTION, help="question to the judge (default: the paper's)")
     parser.add_argument("--seed", type=natural, default=0,
                         help="random seed of the captions' order (default: %(default)s)")
     parser.add_argument("--workers", type=positive, default=4,

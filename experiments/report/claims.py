@@ -137,15 +137,10 @@ def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
     for row, (run, flags) in floors(measured.scale).items():
         floor = measured.side(tuple(cell._replace(run=run, evaluation=cell.evaluation._replace(flags=flags))
                                     for cell in side))
-        if mine and floor and not clears(mine, floor):
+        finding = compare(mine, floor)  # an unknown error counts as 0
+        if mine and floor and finding.difference <= 2 * (finding.error or 0.0):
             return f"{side[0].row} ({mine.mean():.1f}) is not two standard errors above {row} ({floor.mean():.1f})"
     return ""
-
-
-def clears(side: Side, floor: Side) -> bool:
-    """Return True if a side is more than two standard errors above a floor. An unknown error counts as 0."""
-    finding = compare(side, floor)
-    return finding.difference > 2 * (finding.error or 0.0)
 
 
 def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
@@ -160,10 +155,6 @@ def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
     return f"the image adds {gain:+.1f} points to the accuracy of {row}" if gain <= MIN_IMAGE_GAIN else ""
 
 
-def saturated(sides: Iterable[Side | None]) -> bool:
-    return all(side and side.mean() >= SATURATED for side in sides)
-
-
 # ---- verdicts
 
 
@@ -172,14 +163,16 @@ def measured_of(results: Results, scale: Scale) -> Measured:
 
 
 def give_verdicts(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
-    """Return a verdict on each claim of a ledger. Claims are judged together, as p-values are corrected over all."""
+    """Return a verdict on each claim of a ledger."""
     measured = measured_of(results, scale)
-    rows = [judged_alone(claim, measured) for claim in claims]
-    for number, verdict in zip((n for n, row in enumerate(rows) if not row.verdict),
-                               decide(row.finding for row in rows if not row.verdict), strict=True):
-        rows[number] = rows[number]._replace(verdict=says(verdict, rows[number].claim.level), p=verdict.p,
-                                             p_within=verdict.p_within)
-    return rows
+    return together([judged_alone(claim, measured) for claim in claims])
+
+
+def together(rows: list[Row]) -> list[Row]:
+    """Return the rows of a ledger with the verdicts that they lack. Their p-values are corrected together."""
+    verdicts = iter(decide(row.finding for row in rows if not row.verdict))
+    return [row if row.verdict else row._replace(verdict=says(verdict := next(verdicts), row.claim.level), p=verdict.p,
+                                                 p_within=verdict.p_within) for row in rows]
 
 
 def says(verdict: Verdict, level: bool) -> str:
@@ -206,7 +199,7 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
         return Row(claim, "not run")
     margin = margin_of(claim, scale)
     finding = compare(*sides, margin, claim.level, earlier_looks(claim, scale, sides))
-    if claim.left[0].evaluation.task == "image_caption_selection" and saturated(sides):
+    if claim.left[0].evaluation.task == "image_caption_selection" and min(s.mean() for s in sides) >= SATURATED:
         return Row(claim, "no verdict", "saturated", finding)
     if claim.id in scale.void:
         return Row(claim, "no verdict", scale.void[claim.id], finding)

@@ -17,7 +17,7 @@ from ..tables.scales import Scale
 from . import claims
 from .claims import Claim
 from .results import parts
-from .verdicts import Finding, Side, compare, decide
+from .verdicts import Finding, Side, compare
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
 LEDGERS = ("contexts", "sentences")
@@ -115,9 +115,7 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
         why = next((f"{cell.row} {fault}" for cell in (claim.left[0], claim.right[0]) for fault in faults[cell.row]
                     if finding.difference is not None), "")
         rows.append(claims.Row(claim, "no verdict" if why else "", why, finding, margin=margin))
-    verdicts = iter(decide(row.finding for row in rows if not row.verdict))
-    return [row if row.verdict else row._replace(verdict=claims.says(verdict := next(verdicts), row.claim.level),
-                                                 p=verdict.p, p_within=verdict.p_within) for row in rows]
+    return claims.together(rows)
 
 
 def shown(finding: Finding) -> str:

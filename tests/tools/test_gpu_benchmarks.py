@@ -76,9 +76,10 @@ def test_logits_of_a_batch_are_held_chunk_by_chunk(monkeypatch):
 def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monkeypatch, capsys):
     monkeypatch.setitem(gpu.PARTS, "scoring", lambda bench: ({"what": name, "ms": 2.0} for name in "ab"))
     known, saved = [{"what": "b", "ms": 1.0}, {"what": "c", "ms": 1.0}], []
-    gpu.measure("scoring", Bench("cpu", True), 100, known, lambda: saved.append(len(known)))
+    gpu.measure("scoring", Bench("cpu", True), known, lambda: saved.append(len(known)))
     assert known == [{"what": "c", "ms": 1.0}, {"what": "a", "ms": 2.0}, {"what": "b", "ms": 2.0}] and saved == [3, 3]
-    gpu.measure("scoring", Bench("cpu", True), 0, known, lambda: saved.append(0))
+    monkeypatch.setattr(gpu, "SECONDS", 0)
+    gpu.measure("scoring", Bench("cpu", True), known, lambda: saved.append(0))
     assert saved == [3, 3] and "scoring: stopped after 0 s" in capsys.readouterr().out
 
 

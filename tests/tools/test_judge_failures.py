@@ -97,7 +97,7 @@ def test_a_run_with_other_settings_is_not_mixed_in(server, data, tmp_path):
     server.reply = always("A")
     run_tool(arguments)
     before = (tmp_path / "judge.jsonl").read_bytes()
-    for flag, value in (("question", "Which?"), ("model", "other"), ("seed", "1")):
+    for flag, value in (("model", "other"), ("seed", "1")):
         assert f"begun with another {flag}: give another --out" in failure([*arguments, f"--{flag}", value])
     arguments = data(2, "x", "y", caption="new {name}")
     assert "begun with another systems" in failure(arguments)
