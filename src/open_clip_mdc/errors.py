@@ -114,6 +114,8 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
         if isinstance(problem, SystemExit) and not problem.code:
             raise  # --help
         line = (said.getvalue() or str(problem)).strip().splitlines()[-1].rpartition("error: ")[2]
+        if line.startswith(("the following arguments are required", "unrecognized arguments")):
+            line += ": --help lists what this command takes"
     try:
         with redirect_stderr(io.StringIO()), redirect_stdout(known):
             parse([*argv, "--help"])

@@ -27,7 +27,7 @@ print(json.dumps([said, sorted({name.split(".")[0] for name in sys.modules})]))
 
 def help_of(*argv: str) -> str:
     with redirect_stdout(StringIO()) as text, pytest.raises(SystemExit) as end:
-        tools.main([*argv, "--help"])
+        tools.main([*argv, "--help"] if argv else [])  # who types the name alone sees the tools, too
     assert end.value.code == 0
     return text.getvalue()
 

@@ -85,7 +85,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Run a tool. Exits with status 2 and one line on wrong usage or bad input."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     args = parse(argv)
     module = f"{__name__}.{args.tool.replace('-', '_')}"
     if getattr(args, "engine", None) == "ray" and is_folder(args.out):
