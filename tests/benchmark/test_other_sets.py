@@ -172,7 +172,7 @@ def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, tmp
     assert sorted(sample for part in parts for sample in part.samples) == foreign_datasets.build(
         "folder", str(photos), None, "train", **args).samples  # each image once. Without a seed nothing is split
     assert "no folder val in" in evaluate(runs, *flags, *PROBE, "--val_split", "val")
-    assert len(evaluate(runs, *flags, "--split", "train")["of_classes"]) == 3
+    assert len(evaluate(runs, *flags, "--split", "train", "--scorer", "parallel")["of_classes"]) == 3
     for path in (photos / "train" / "owl").glob("[1-9].jpg"):
         path.unlink()
     assert "is too small to be both train and test" in evaluate(runs, *flags, *PROBE)

@@ -46,7 +46,7 @@ def timm_tower(name: str, size: int) -> dict:
 
 
 def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_much():
-    """On tensors without data. A tower of timm is looked at once, whatever the size of its images."""
+    """On tensors without data. A tower of timm is looked at once, whatever its size and that of its images."""
     open_clip_mdc.register()
     found = {}
     for base in open_clip.list_models():
@@ -54,7 +54,7 @@ def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_muc
         if config is not None:
             vision_cfg = config["vision_cfg"]
             name = vision_cfg.get("timm_model_name") or json.dumps(vision_cfg, sort_keys=True)
-            found.setdefault(re.sub(r"_\d+$", "", name), vision_cfg)
+            found.setdefault(re.sub(r"_(\d+$|patch\d+|tiny|small|base|x*large2?|so400m)", "", name), vision_cfg)
     kinds = set()
     for name, vision_cfg in found.items():
         with torch.device("meta"):
@@ -68,7 +68,7 @@ def test_every_image_tower_of_openclip_gives_tokens_and_has_no_parameter_too_muc
         assert tokens.shape == (1, tower(visual).num_patches, tower(visual).width), name
         tokens.sum().backward()
         assert not [n for n, p in visual.named_parameters() if p.grad is None], name
-    assert len(found) > 60 and len(kinds) > 7
+    assert len(found) > 50 and len(kinds) > 7
 
 
 @pytest.mark.parametrize("name, size, grid", [
