@@ -5,6 +5,7 @@ DEMO ?= demo
 DEMO_EPOCHS ?= 2
 DEMO_SCENES ?= 20000
 SCENES := $(DEMO)/scenes
+TRAINED := $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
 CAPTIONS ?= $(wildcard ../shared/data/flickr8k/captions_test.json)
 
 OPENCLIP_WHEEL ?= ../shared/vendor/open_clip_torch-4.2.0.dev0-py3-none-any.whl
@@ -206,7 +207,6 @@ decodings-rich:
 
 # Writes benchmarks/RESULTS.md. Only one process runs at a time, so its threads may spin.
 BENCH := OMP_WAIT_POLICY=ACTIVE $(BIN)/python -m benchmarks.
-TRAINED := $(DEMO)/mdc/checkpoints/epoch_$(DEMO_EPOCHS).pt
 $(TRAINED):
 	+$(MAKE) demo
 bench: | $(TRAINED)

@@ -19,7 +19,7 @@ from .commands import Place
 from .problems import in_one_line
 from .progress import Step, run_steps
 from .report import archive, claims, contexts
-from .report.collect import LEDGERS
+from .report.collect import WITH_CLAIMS
 from .report.publish import FOLDER
 from .report.results import Results, read_results
 from .run import plan
@@ -50,12 +50,11 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     scale, _, short = name.partition(".")
     if scale not in SCALES:
         raise ValueError(f"{name} is no claim: give SCALE.ID of experiments/results/claims.csv")
-    ledgers = {"contexts": ("contexts", "between"), "sentences": ("sentences",)}
-    for claim in (claim for ledger in ledgers.get(scale, LEDGERS) for claim in claims.claims_of(ledger, SCALES[scale])):
+    for claim in (claim for ledger in WITH_CLAIMS for claim in claims.claims_of(ledger, SCALES[scale])):
         if claim.id == short:
             if not claim.left or not claim.right:
                 raise ValueError(f"{name} needs the paper's scale: {claim.needs}")
-            part = "" if claim.ledger not in LEDGERS or claim.ledger in ("claims", "compared") else f".{claim.ledger}"
+            part = "" if claim.ledger in (scale, "claims", "compared", "between") else f".{claim.ledger}"
             file = folder / f"{scale}{part}.tar.xz"
             if not file.exists():
                 raise ValueError(f"{name} has no archived results: {file} does not exist")

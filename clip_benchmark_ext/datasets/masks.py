@@ -111,8 +111,8 @@ def build(name: str, root: str, split: str, transform: Callable[[Image.Image], T
     row, folder = MASKED[name], Path(root)
     try:
         classes = row.get("classes") or read_names(folder / "classnames.txt")
-        if split == "test" and not (folder / "test.tar").exists():
-            split = "val"
+        if split in ("test", "validation") and not (folder / f"{split}.tar").exists():
+            split = "val"  # one name, by which the command sees that a split is used twice
         pairs = FORMS[row["form"]](folder, split)
     except (FileNotFoundError, NotADirectoryError) as problem:
         raise FileNotFoundError(f"no {name} in {root} ({problem}): --dataset_root takes a folder with {row['layout']}"

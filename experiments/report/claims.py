@@ -131,15 +131,14 @@ def margin_of(claim: Claim, scale: Scale) -> float | None:
 
 
 def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
-    if side[0].evaluation.task != "linear_probe":
-        return ""
-    mine = measured.side(side)
-    for row, (run, flags) in floors(measured.scale).items():
-        floor = measured.side(tuple(cell._replace(run=run, evaluation=cell.evaluation._replace(flags=flags))
-                                    for cell in side))
-        finding = compare(mine, floor)  # an unknown error counts as 0
-        if mine and floor and finding.difference <= 2 * (finding.error or 0.0):
-            return f"{side[0].row} ({mine.mean():.1f}) is not two standard errors above {row} ({floor.mean():.1f})"
+    """Return why a side stands on no ground: any of its probes, as another row must not hide one at the floor."""
+    for cell in side if side[0].evaluation.task == "linear_probe" else ():
+        mine = measured.side((cell,))
+        for row, (run, flags) in floors(measured.scale).items():
+            floor = measured.side((cell._replace(run=run, evaluation=cell.evaluation._replace(flags=flags)),))
+            finding = compare(mine, floor)  # an unknown error counts as 0
+            if mine and floor and finding.difference <= 2 * (finding.error or 0.0):
+                return f"{cell.row} ({mine.mean():.1f}) is not two standard errors above {row} ({floor.mean():.1f})"
     return ""
 
 

@@ -17,9 +17,9 @@ from experiments.tables.paper_tables import TABLES
 # ---- from files
 
 
-def fill(folder, model: str, accuracies: list[float], items: dict[int, list[int]] | None = None) -> None:
+def fill(folder, run: str, accuracies: list[float], items: dict[int, list[int]] | None = None) -> None:
     for seed, accuracy in enumerate(accuracies):
-        path = write_result(folder, "linear_probe", f"{model}--short--s{seed}", "wds/probe", lp_acc1=accuracy)
+        path = write_result(folder, "linear_probe", f"{run}--s{seed}", "wds/probe", lp_acc1=accuracy)
         if items:
             (path.parent / "items").mkdir(exist_ok=True)
             (path.parent / "items" / path.name).write_text(json.dumps(
@@ -30,20 +30,19 @@ def row_of(rows: list[claims.Row], short: str) -> claims.Row:
     return next(row for row in rows if row.claim.id == short)
 
 
-def judged(folder, scale=scales.SCENES, ledger: str = "claims") -> list[claims.Row]:
-    return claims.give_verdicts(claims.claims_of(ledger, scale), read_results(folder), scale)
+def judged(folder) -> list[claims.Row]:
+    return claims.give_verdicts(claims.claims_of("claims", scales.SCENES), read_results(folder), scales.SCENES)
 
 
 def test_a_ledger_from_results(tmp_path):
-    fill(tmp_path, "MDC-ViT-Ti-8", [0.70, 0.71, 0.72])
-    fill(tmp_path, "MDC-ViT-Ti-8-t0.0-1.0", [0.40, 0.42, 0.41])
-    fill(tmp_path, "MDC-ViT-Ti-8-t0.3-0.8", [0.69])
+    fill(tmp_path, "MDC-ViT-Ti-8--short", [0.70, 0.71, 0.72])
+    fill(tmp_path, "MDC-ViT-Ti-8-t0.0-1.0--short", [0.40, 0.42, 0.41])
+    fill(tmp_path, "MDC-ViT-Ti-8-t0.3-0.8--short", [0.69])
     rows = judged(tmp_path)
     wide, narrow = row_of(rows, "t-wide"), row_of(rows, "t-middle")
     assert (wide.verdict, wide.finding.difference, wide.claim.paper) == ("shows", pytest.approx(30), "39.2 / 29.3")
     assert (narrow.verdict, narrow.finding.difference, narrow.finding.basis) == (
         "not resolved", pytest.approx(1.0), "1 seed, bound of the images' error alone")
-    assert row_of(rows, "t-near").verdict == "not run"
     # by hand: differences 30, 29, 31; 1,600 test images, (0.71 * 1600 + 1) of 1602 and (0.41 * 1600 + 1) of 1602
     of_images = sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
     reach = math.sqrt(stats.t.isf(0.025, 2) ** 2 / 3 + stats.norm.isf(0.025) ** 2 * of_images)
@@ -52,10 +51,17 @@ def test_a_ledger_from_results(tmp_path):
     assert f"| +30.0 | {30 - reach:+.1f} to {30 + reach:+.1f} |" in page
     assert "\n20 claims: 1 shows, 0 contradicts, 0 within, 1 not resolved, 0 no verdict, 18 not run.\n" in page
     assert "| CC12M, ImageNet: MDC above ARC | 54.8 / 54.2 | ImageNet |  |\n" in page
-    table = list(csv.DictReader([",".join(claims.COLUMNS), *claims.table(rows, scales.SCENES).splitlines()]))
+    table = csv.DictReader([",".join(claims.COLUMNS), *claims.table(rows, scales.SCENES).splitlines()])
     row = next(row for row in table if row["id"] == "scenes.t-wide")
     assert (row["difference"], row["verdict"], row["command"]) == (
         "30", "shows", "make reproduce CLAIM=scenes.t-wide")
+
+
+def test_a_row_at_the_floor_hides_behind_no_other_row(tmp_path):
+    for run, accuracy in {"MDC-ViT-Ti-8--short": 0.9, "MDC-ViT-Ti-8--long": 0.9, "ARC-ViT-Ti-8--short": 0.9,
+                          "ARC-ViT-Ti-8--long": 0.5, "MDC-ViT-Ti-8-untrained--short": 0.49}.items():
+        fill(tmp_path, run, [accuracy] * 3)
+    assert row_of(judged(tmp_path), "arc-loses").why.startswith("long captions, ViT-Ti-8, ARC (50.0) is not two")
 
 
 def test_the_judges_answers_are_its_items(tmp_path):
