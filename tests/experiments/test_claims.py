@@ -1,7 +1,6 @@
 """Claims about claims.py and sides.py: the verdicts that results give to the paper's claims."""
 import csv
 import json
-import math
 
 import numpy as np
 import pytest
@@ -45,7 +44,7 @@ def test_a_ledger_from_results(tmp_path):
         "not resolved", pytest.approx(1.0), "1 seed, bound of the images' error alone")
     # by hand: differences 30, 29, 31; 1,600 test images, (0.71 * 1600 + 1) of 1602 and (0.41 * 1600 + 1) of 1602
     of_images = sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
-    reach = math.sqrt(stats.t.isf(0.025, 2) ** 2 / 3 + stats.norm.isf(0.025) ** 2 * of_images)
+    reach = (stats.t.isf(0.025, 2) ** 2 / 3 + stats.norm.isf(0.025) ** 2 * of_images) ** 0.5
     assert wide.finding.interval == pytest.approx((30 - reach, 30 + reach))
     page = claims.ledger(rows, read_results(tmp_path), scales.SCENES)
     assert f"| +30.0 | {30 - reach:+.1f} to {30 + reach:+.1f} |" in page
@@ -79,7 +78,7 @@ def test_the_judges_answers_are_its_items(tmp_path):
     # each image gives +1 (60 of them), -1 (20) or 0: mean 0.4, variance (80 - 100 * 0.16) / 99
     assert (row.verdict, row.why) == (claims.PAPER, "an LLM judge") and row.p is None
     assert row.finding.difference == pytest.approx(40)
-    assert row.finding.error == pytest.approx(100 * math.sqrt((80 - 16) / 99 / 100))
+    assert row.finding.error == pytest.approx(100 * ((80 - 16) / 99 / 100) ** 0.5)
     assert row.finding.basis == "2 seeds of the same trainings, 100 images"
 
 
