@@ -182,9 +182,9 @@ def run(job: Job, batches: DataLoader) -> dict:
         plain, blind = scores(job, batches, tokens, torch.ones_like(positive), rough, {}, null)
         listed = best(plain.t(), shortlist).t(), best(plain - blind, shortlist)
         more = {"shortlist": shortlist}
-        first = (len(ids) + 1) * int(decoder_passes(tokens, model.vocab_size, **rough).sum())
+        first = (len(ids) + 1) * int(decoder_passes(model, tokens, **rough).sum())
     needed = torch.ones_like(positive) if listed is None else listed[0] | listed[1]
-    passes = decoder_passes(tokens, model.vocab_size, **options)
+    passes = decoder_passes(model, tokens, **options)
     total = first + int(needed.sum(0) @ passes + passes.sum())
     if total > MANY_CALLS:
         logging.warning("%d images x %d captions take about %d decoder passes: add --shortlist K to score only "

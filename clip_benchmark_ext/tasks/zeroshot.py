@@ -47,7 +47,7 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
     """
     flat = [caption for one in captions for caption in one]
     tokens = tokenize_whole(flat, tokenizer, model.context_length).to(device)
-    if (passes := int(decoder_passes(tokens, model.vocab_size, **options).sum())) > MANY_CALLS:
+    if (passes := int(decoder_passes(model, tokens, **options).sum())) > MANY_CALLS:
         logging.warning("%d captions of classes take %d decoder passes per image: use a single template to save time",
                         len(flat), passes)
 

@@ -20,12 +20,6 @@ WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, 
          "seed": 0}  # options of Python functions that are whole numbers, and the least of each
 NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha")
 RENAMED = {"guidance_weak": "uncond", "save_probe": "save_clf"}  # old names of options
-GONE = {  # flags of older versions, and what to do instead
-    "trained_interval": "Python's log_likelihood has interval=",
-    "perturbations": "put the file beside the captions",
-    "clip_top_k": "CLIP always compares five tokens",
-    "allow_nonfinite_loss": "training always stops there",
-}
 TARGETS = ("out", "output", "logs")  # flags that name an output
 
 
@@ -59,8 +53,6 @@ def meant(name: str, known: Iterable[str]) -> str:
     old = name.removeprefix(dashes).replace("-", "_")
     if old in RENAMED:
         return f": it is now {dashes}{RENAMED[old]}"
-    if old in GONE:
-        return f" any more: {GONE[old]}"
     ends = [each for each in known
             if difflib.get_close_matches(name, [dashes + re.split("[-_]", each)[-1]], cutoff=0.75)]
     begin = [each for each in known if each.startswith(f"{name}_")]
@@ -129,12 +121,17 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
     raise Refusal(line)
 
 
+def printable(text: str) -> str:
+    """Escape characters that do not print: control, text direction and broken ones."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class Refusal(SystemExit):
     """The end of a process that was given bad input: one line on stderr, and status 2 as for wrong flags."""
 
     def __init__(self, line: str):
         super().__init__(2)
-        self.line = f"error: {line}"
+        self.line = "\n".join(map(printable, f"error: {line}".split("\n")))
         print(self.line, file=sys.stderr)
 
     def __str__(self) -> str:

@@ -89,6 +89,7 @@ def test_an_image_that_has_a_sample_for_each_caption_is_read_once(tmp_path):
     with tar_writer(tmp_path / "0.tar") as writer:
         for i in range(9):
             writer.write({"__key__": str(i), "png": contents[i % 3], "txt": f"a dog {i}"})
+        writer.write({"__key__": "9", "txt": "no image"})
     ((names, image),) = batches(str(tmp_path / "0.tar"), lambda image: torch.tensor(image.getpixel((0, 0))))
     assert names == [digest(content) for content in contents] and image[:, 0].tolist() == [0, 1, 2]
 

@@ -43,11 +43,15 @@ def test_a_pass_serves_all_captions_of_an_image_and_a_length(monkeypatch):
     text = random_captions(300, range(3, 10))  # N of 4 to 10, with EOT
     found = log_likelihood(tiny_captioner("mdc"), images(4), text.expand(4, -1, -1), "parallel")
     assert found.shape == (4, 300) and sum(seen) == 4 * sum(range(4, 11))
-    passes = decoder_passes(text, VOCAB, "parallel")
+    passes = decoder_passes(tiny_captioner("mdc"), text, "parallel")
     assert passes.sum() == 7 and passes.max() == 1
 
 
-@pytest.mark.parametrize("objective", ["arc", "block-diffusion"])
-def test_models_that_read_in_order_have_no_parallel_score(objective):
-    with pytest.raises(ValueError, match="'parallel' does not fit: this model reads captions"):
-        log_likelihood(tiny_captioner(objective), images(1), captions([5]), "parallel")
+@pytest.mark.parametrize("method", ["heuristic", "monte_carlo"])
+def test_a_pass_serves_all_blocks_of_a_caption(method):
+    model, calls = tiny_captioner("block-diffusion"), []
+    model.text.register_forward_hook(lambda *_: calls.append(model))
+    for n in range(2, 13):
+        calls.clear()
+        log_likelihood(model, images(1), captions([n]), method)
+        assert decoder_passes(model, captions([n]), method) == len(calls), n

@@ -146,9 +146,9 @@ def test_nothing_is_left_where_it_refuses(photos, runs, tmp_path):
     for number in range(9):
         for suffix in ("png", "txt"):
             shutil.copy(photos / "photos" / f"{number}.{suffix}", few)
-    for data, words in ((few, "few: 9 photographs with captions: give 10 or more"), (tmp_path / "no", "no such")):
-        argv = ("finetune", data, "--pretrained", runs / "mdc", "--out", tmp_path / "out")
-        assert words in complaint_of(*argv) and not (tmp_path / "out").exists()
+    argv = ("finetune", few, "--pretrained", runs / "mdc", "--out", tmp_path / "out")
+    assert "few: 9 photographs with captions: give 10 or more" in complaint_of(*argv)
+    assert not (tmp_path / "out").exists()
     (few / "1.txt").rename(tmp_path / "1.txt")
     assert "exists and is not empty" in complaint_of(*argv[:-1], few)
 

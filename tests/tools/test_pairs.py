@@ -37,7 +37,7 @@ def place(tmp_path_factory) -> Path:
             for i in range(20):
                 n = 20 * shard + i
                 text = odd.get(n, WORDS[n % 5])
-                sample = {"__key__": f"k{i}", "png": png(n), "txt": text, "json": json.dumps({"n": n})}
+                sample = {"__key__": f"k{i}", "png": png(n), "txt": text, "json": json.dumps({"n": n, "captions": []})}
                 writer.write({name: part for name, part in sample.items() if (n, name) != (6, "txt")})
                 (folder / "images" / f"{n}.png").write_bytes(png(n))
                 rows += [(str(folder / "images" / f"{n}.png"), c) for c in text.split("\x1e") if n != 6]
@@ -122,9 +122,10 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
         for name in content:
             key, suffix = name.split(".")
             if suffix == "json":
-                n = json.loads(content[name])["n"]
+                n, captions = json.loads(content[name]).values()  # a reader of either finds what is kept
                 assert content[f"{key}.png"] == png(n) and n // 20 == int(shard)
-                found += [(shard, f"k{n % 20}", c) for c in content[f"{key}.txt"].decode().split("\x1e")]
+                assert captions == content[f"{key}.txt"].decode().split("\x1e")
+                found += [(shard, f"k{n % 20}", c) for c in captions]
     assert sorted(found) == sorted(row[:3] for row in best)
     assert get_dataset_size(f"{tmp_path}/kept/{{000..001}}.tar") == (len({row[:2] for row in best}), 2)
     before = {p: p.read_bytes() for p in (tmp_path / "kept").glob("[!.]*")}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import file_state, sha256
-from ..data.paths import SHARDS, find_images, is_shard, sizes_of, total_of, without_suffix
+from ..data.paths import IMAGE_FILES, SHARDS, find_images, is_shard, sizes_of, total_of, without_suffix
 from ..errors import complain, plural
 from ..progress import progress_bar
 from .engine import make_each
@@ -37,18 +37,12 @@ def find_units(paths: list[str]) -> list[Unit]:
     """Return the shards in folders and of glob patterns, by absolute path. A folder without shards is one unit."""
     units: list[Unit] = []
     for path in paths:
-        try:
-            units += find_images([path], SHARDS)
-        except FileNotFoundError:
-            if not Path(path).is_dir():
-                raise
-            find_images([path])  # raises if it has no images either
-            units.append(Path(path))
-    units = [unit.absolute() for unit in units]
-    for unit in units:
-        if not (unit.is_dir() or is_shard(unit)):
-            raise ValueError(f"{unit} is neither a shard (.tar) nor a folder of images, which a folder as --out needs. "
-                             "For single images give an --out that ends in .jsonl or .csv")
+        found = find_images([path], SHARDS + IMAGE_FILES)
+        shards = [file for file in found if is_shard(file)]
+        if shards != found and (shards or not Path(path).is_dir()):
+            raise ValueError(f"{path} is neither shards (.tar) alone nor a folder of images alone, which a folder as "
+                             "--out needs. For single images give an --out that ends in .jsonl or .csv")
+        units += [Path(os.path.abspath(unit)) for unit in shards or [path]]
     return units
 
 
@@ -143,7 +137,7 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
     the number of skipped images.
     """
     shown, args.out = args.out, str(Path(args.out).absolute())
-    if os.path.exists(args.pretrained):  # otherwise it is a model id
+    if args.pretrained != "photo" and os.path.exists(args.pretrained):  # otherwise it is the name of a model
         args.pretrained = os.path.abspath(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
     if twice:

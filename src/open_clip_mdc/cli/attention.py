@@ -19,7 +19,7 @@ from ..decoding.attention_maps import light, principal_components, word_maps
 from ..decoding.options import readable
 from ..errors import complain, complain_of_none, plural
 from ..integration.pretrained import describe_captions
-from .page import CARDS, printable, shown, shown_lines, shown_model, thumbnail, write_page
+from .page import CARDS, shown, shown_lines, shown_model, thumbnail, write_page
 from .shared import check_length, load_captioner
 
 BATCH = 8
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     names, rows, images, overlays, tokens, skipped = [], [], [], [], [], []
     shape = model.tower.grid
     for batch in Images(paths, loaded.transform, BATCH).loader(workers=0):
-        skipped += map(printable, batch.problems)
+        skipped += batch.problems
         if not batch.new:
             continue
         image = batch.image.to(loaded.device)

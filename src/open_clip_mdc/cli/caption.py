@@ -101,6 +101,8 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
             options["blind"], blind = null_image(loaded, paths, args, decoding.NULL_IMAGES)
         except decoding.TooFewImages as problem:
             raise ValueError(f"{problem}, or --guidance-scale 1, which is without guidance") from problem
+    elif args.blind_images:
+        raise ValueError("--blind-images changes nothing without guidance by the mean image: give --guidance-scale")
     return options, blind
 
 
@@ -191,7 +193,7 @@ def run(args: argparse.Namespace) -> None:
             cards += [card({**rows[name], "image": shown(name, args.html)}, url, others.get(name))
                       for name, url in zip(batch.names, batch.thumbnails, strict=True)]
         names += batch.names
-        skipped += map(printable, batch.problems)
+        skipped += batch.problems
     complain_of_none(names, args.out, skipped)
     if args.html:
         title = f"Captions by {shown_model(args, args.html)}"

@@ -14,7 +14,7 @@ from ..data.captions import CAPTION_SEPARATOR
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import write_json
 from ..data.images import named_samples, stored
-from ..data.shards import image_member, open_tar, read_stats, stats_file, write_sizes
+from ..data.shards import image_member, open_tar, read_metadata, read_stats, stats_file, write_sizes
 from ..errors import plural
 
 
@@ -43,7 +43,9 @@ def keep(least: float, job: tuple, out: Path) -> None:
     stats = {"source": source_of(unit), "threshold": least, "pairs": 0, "captions": 0}
     with open_tar(out) as writer:
         for key, suffix, image, metadata in images_of(unit, kept):
-            writer.write({"__key__": f"{table.stem}{stats['pairs']:06d}", suffix: image, "json": metadata,
+            # In a key a dot would begin the suffix. What is not kept must not come back from KEY.json.
+            writer.write({"__key__": f"{table.stem.replace('.', '_')}{stats['pairs']:06d}", suffix: image,
+                          "json": json.dumps({**metadata, "captions": kept[key]}),
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
@@ -54,12 +56,12 @@ def images_of(unit: Unit, kept: dict):
     if isinstance(unit, CsvRows):
         for key, path, _ in read_csv(unit):
             if key in kept:
-                yield key, *stored(path.read_bytes(), str(path)), json.dumps({"image": key})
+                yield key, *stored(path.read_bytes(), str(path)), {"image": key}
         return
     for name, sample in named_samples(unit):
         if (key := key_of(name)) in kept:
             suffix = image_member(sample)
-            yield key, suffix, sample[suffix], sample.get("json", b"{}")
+            yield key, suffix, sample[suffix], read_metadata(sample)
 
 
 def keeper(least: float, number: int):

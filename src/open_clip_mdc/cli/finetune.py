@@ -201,7 +201,7 @@ def fine_tune(args: argparse.Namespace, out: Path, flags: list[str], start: Pret
         if (part := out / TRIALS / chosen["id"] / name).exists():
             os.replace(part, out / name)
     shutil.rmtree(out / TRIALS, ignore_errors=True)
-    tuned = load_captioner(argparse.Namespace(**{**vars(args), "pretrained": args.out, "model": None}))
+    tuned = load_captioner(argparse.Namespace(**{**vars(args), "pretrained": str(out.absolute()), "model": None}))
     both = {"before": measure(start, out)} if start else {}
     both["after"] = measure(tuned, out)
     write_result(args, counts, chosen, both)

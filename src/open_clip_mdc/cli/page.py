@@ -16,16 +16,12 @@ from PIL import Image
 
 from ..data.files import new_file
 from ..data.images import data_url
+from ..errors import printable
 from ..integration.runs import find
 
 SIDE = 480  # pixels of the longer side of an embedded image
 BINS = (0.1, 0.25, 0.5, 0.75, 0.9)  # edges of the probability classes p0 to p5
 LEGEND = ("under 10 %", "10 to 25", "25 to 50", "50 to 75", "75 to 90", "90 and more")
-
-
-def printable(text: str) -> str:
-    """Escape characters that do not print: control, text direction and broken ones."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(name: str, page: str | Path) -> str:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..data.captions import CAPTION_SEPARATOR, coco_rows, find_apart, text_of, without_image
-from ..data.csv_pairs import CAPTIONS, FILE_NAME, IMAGES, SEPARATORS, TABLES, open_table, read_forms, read_rows
+from ..data.csv_pairs import CAPTIONS, IMAGES, SEPARATORS, TABLES, image_path, open_table, read_forms, read_rows
 from ..data.files import files_below, parse_json
 from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden, is_shard
 from ..data.shards import LARGEST_TEXT, find_shards, image_member, members, read_metadata, read_samples
@@ -132,7 +132,7 @@ def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -
         if not isinstance(name, str):
             name, image = f"row {number} (keys: {', '.join(row)})", b""
         else:
-            image = image_file(folders, name, source, number) if folders else Path(name)
+            image = image_file(folders, name, source, number) if folders else image_path(name)
         sample = found.setdefault(name, Sample(name, image, [], f" (keys: {', '.join(row)}, see --captions-key)"))
         sample.captions.extend(captions if isinstance(captions, list) else [captions])
     if not found:
@@ -169,7 +169,7 @@ def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     names = CAPTIONS if key == CAPTIONS[0] else (key,)
     found = read_forms(path, list(product(IMAGES, names)), SEPARATORS, lambda lines, form: list(read_rows(lines, form)))
     with open_table(path) as file:
-        beside = FILE_NAME.encode() in next(line for line in file if line.strip())
+        beside = IMAGES[0].encode() in next(line for line in file if line.strip())
     folders = [Path(one) for one in images] or [path.parent] * beside
     return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folders, key)
 

@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> None:
     for batch, rows in noted(part, key, images, args.workers, partial(scored, loaded, text, wanted, None),
                              "scores", first.keys() - (wanted or {}).keys(), has_all):
         found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
-        skipped += map(printable, batch.problems)
+        skipped += batch.problems
     complain_of_none(found, args.out, skipped)
     hits = []
     for s, sentence in enumerate(sentences):

@@ -55,11 +55,10 @@ def is_image(path: str | Path) -> bool:
 
 def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
     """Return `folder`/`name`. Raises ValueError, with `path` and `row`, if that could lead out of the folder."""
-    parts = PurePosixPath(name).parts
-    if (not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name
-            or PureWindowsPath(name).drive):
+    posix = PurePosixPath(name.replace("\\", "/"))  # Windows writes \\ between folders
+    if not posix.parts or posix.is_absolute() or ".." in posix.parts or "\0" in name or PureWindowsPath(name).drive:
         raise ValueError(f"{path}, row {row}: refused the file name {name!r}, which leads out of {folder}")
-    return folder / name
+    return folder / posix
 
 
 def files_beside(image: Path, folders: dict[Path, dict[str, dict[str, Path]]]) -> dict[str, Path]:

@@ -9,6 +9,7 @@ P patches, W decoder width, V vocabulary.
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.caption_logits import BlockReader
@@ -91,7 +92,10 @@ def caption_in_blocks(model: Captioner, image_embs: Tensor, text: Tensor | None,
 
     network = guided(network_of)
     rows = rows_of(model, text, options.length, image_embs.device)
+    # Blocks are whole, as in training, whatever the other texts of the batch.
+    size = model.caption_cfg.block_sizes[0]
+    rows = F.pad(rows, (0, -rows.shape[1] % size), value=eot_id(model.vocab_size))[:, :model.context_length]
     # The end of a text with gaps is given.
     forbidden = (sot_id(model.vocab_size),) if text is None else (sot_id(model.vocab_size), eot_id(model.vocab_size))
     rows = rows.expand(len(image_embs), -1).repeat_interleave(options.samples, 0)
-    return unmask_blocks(network, keep, rows, model.caption_cfg.block_sizes[0], model.vocab_size, options, forbidden)
+    return unmask_blocks(network, keep, rows, size, model.vocab_size, options, forbidden)

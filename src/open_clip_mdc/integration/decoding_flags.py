@@ -29,10 +29,7 @@ def caption_length(value: str) -> int | str:
 
 def tokens_per_step(value: str) -> int | float:
     """Parse a number of tokens such as 2, or a probability such as 0.9."""
-    number = float(value) if "." in value else int(value)
-    if isinstance(number, float) and number > 1:
-        raise ArgumentTypeError(f"{value} should be a number of tokens, 1 or more, or a probability such as 0.9")
-    return number
+    return float(value) if "." in value else int(value)
 
 
 TYPES = {"length": caption_length, "tokens": tokens_per_step, "positive": number_from(1), "natural": number_from(0),

@@ -97,9 +97,9 @@ def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[
 
 
 def distinct(samples: Iterable[dict]) -> Iterator[dict]:
-    """Yield the first sample of each image. A shard may have one sample for each caption of an image."""
+    """Yield the first usable sample of each image. A shard may have one sample for each caption of an image."""
     seen = set()
-    for sample in samples:
+    for sample, _ in captioned(samples):
         if (name := digest(sample[image_member(sample)])) not in seen:
             seen.add(name)
             yield sample

@@ -201,7 +201,7 @@ class PretrainedCaptioner:
                 `blind_images` is the null image of guidance (default: the first 256 of `images`). All others are those
                 of `generate.generate`, such as `tokens_per_step`, `length` (default: "auto" for a model that has
                 learnt the lengths of captions, else 15) or `repeats` (default: "avoid", so that a word stands twice
-                in a row only where the model is sure of it).
+                in a row only where the model is sure of it, or where one step reveals both).
 
         Raises ValueError or TypeError for an option that is unknown, out of range or not for this kind of captioner.
         """

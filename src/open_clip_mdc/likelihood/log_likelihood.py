@@ -55,53 +55,30 @@ def mean_image(model: "AnyCaptioner", images: Iterable[Tensor]) -> Tensor:
     return total / count
 
 
-def score_in_order(call: Call, options: Scoring) -> Likelihood:
-    shared = call.num_images if call.model.footprint.joins else None
-    return autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size, call.device, shared)
-
-
-def score_heuristic(call: Call, options: Scoring) -> Likelihood:
-    return heuristic(call.network, call.text, call.model.vocab_size, call.device, call.num_images)
-
-
-def score_blocks(call: Call, options: Scoring) -> Likelihood:
-    return heuristic_in_blocks(call.network, call.text, call.model.vocab_size, call.model.caption_cfg.block_sizes[0],
-                               call.model.context_length, call.device)
-
-
-def score_blocks_by_draws(call: Call, options: Scoring) -> Likelihood:
-    return monte_carlo_in_blocks(call.network, call.text, call.model.vocab_size, call.model.caption_cfg.block_sizes[0],
-                                 call.model.context_length, options, call.device)
-
-
-def score_parallel(call: Call, options: Scoring) -> Likelihood:
-    return parallel(call.network, call.text, call.model.vocab_size, call.max_tokens, call.num_images, call.device)
-
-
-def score_monte_carlo(call: Call, options: Scoring) -> Likelihood:
-    return monte_carlo(call.network, call.text, call.model.vocab_size, options, call.max_tokens, call.num_images,
-                       call.device)
-
-
-def score_bound(call: Call, options: Scoring) -> Likelihood:
-    return bound(call.network, call.text, call.model.vocab_size, call.model.objective.schedule, options,
-                 call.max_tokens, call.num_images, call.device)
-
-
 SCORERS = {
-    "autoregressive": Scorer(score_in_order, lambda n, options: 1),
-    "heuristic": Scorer(score_heuristic, lambda n, options: n),
-    "parallel": Scorer(score_parallel, lambda n, options: 1, lambda options: 1, by_length=True),
+    "autoregressive": Scorer(
+        lambda call, options: autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size,
+                                             call.device, call.num_images if call.model.footprint.joins else None),
+        lambda n, options: 1),
+    "heuristic": Scorer(lambda call, options: heuristic(*call.rows, call.device, call.num_images),
+                        lambda n, options: n),
+    "parallel": Scorer(lambda call, options: parallel(*call.rows, call.max_tokens, call.num_images, call.device),
+                       lambda n, options: 1, lambda options: 1, by_length=True),
     "monte_carlo": Scorer(
-        score_monte_carlo, lambda n, options: len(draw_masks(n, options.num_samples, options.seed,
-                                                             options.interval).hidden),
+        lambda call, options: monte_carlo(*call.rows, options, call.max_tokens, call.num_images, call.device),
+        lambda n, options: len(draw_masks(n, options.num_samples, options.seed, options.interval).hidden),
         lambda options: options.num_samples),
-    "bound": Scorer(score_bound, lambda n, options: options.num_samples, lambda options: options.num_samples, 4),
+    "bound": Scorer(
+        lambda call, options: bound(*call.rows, call.model.objective.schedule, options, call.max_tokens,
+                                    call.num_images, call.device),
+        lambda n, options: options.num_samples, lambda options: options.num_samples, 4),
 }
-# The same of a model that reads one block after another. A caption takes as many passes as a block.
+# The same of a model that reads one block after another. N is then the tokens of a caption's largest block.
 OF_BLOCKS = {
-    "heuristic": Scorer(score_blocks, lambda n, options: n),
-    "monte_carlo": Scorer(score_blocks_by_draws, SCORERS["monte_carlo"].passes),
+    "heuristic": Scorer(lambda call, options: heuristic_in_blocks(*call.rows, *call.blocks, call.device),
+                        SCORERS["heuristic"].passes),
+    "monte_carlo": Scorer(lambda call, options: monte_carlo_in_blocks(*call.rows, *call.blocks, options, call.device),
+                          SCORERS["monte_carlo"].passes),
 }
 
 
@@ -153,12 +130,16 @@ def log_likelihood(model: "AnyCaptioner", image: Tensor | None, text: Tensor, me
     return found if return_details else found.log_likelihood
 
 
-def decoder_passes(text: Tensor, vocab_size: int, method: str, **options) -> Tensor:
+def decoder_passes(model: "AnyCaptioner", text: Tensor, method: str, **options) -> Tensor:
     """Return the number of decoder passes to score each caption [C, L], long [C].
 
-    A pass that serves all captions of a length counts for the first of them.
+    A pass that serves all captions of a length counts for the first of them. One that serves all blocks of a caption
+    is one.
     """
-    options, lengths = Scoring(method, **options), (caption_lengths(text, vocab_size).cpu() - 1).tolist()
+    options, lengths = Scoring(method, **options), (caption_lengths(text, model.vocab_size).cpu() - 1).tolist()
+    if model.objective.order == "blocks":  # all of a caption in one pass, filled with EOT. The first has SOT
+        size, context = model.caption_cfg.block_sizes[0], model.context_length
+        lengths = [max(min(size, context) - 1, (n >= size) * min(size, context - size)) for n in lengths]
     passes = [SCORERS[method].passes(n, options) if n else 0 for n in lengths]
     if SCORERS[method].by_length:
         first = {n: c for c, n in reversed([*enumerate(lengths)])}

@@ -78,6 +78,16 @@ class Call(NamedTuple):
     max_tokens: int  # of a decoder call
     device: torch.device
 
+    @property
+    def rows(self) -> tuple:
+        """Return what scorers take first: the network, the captions [B*C, L], the size of the vocabulary."""
+        return self.network, self.text, self.model.vocab_size
+
+    @property
+    def blocks(self) -> tuple:
+        """Return what those of blocks take next: the tokens of a block, those of the context."""
+        return self.model.caption_cfg.block_sizes[0], self.model.context_length
+
 
 class Scorer(NamedTuple):
     """A way to score captions. A new one is a function, a row of SCORERS, and its name in an objective's `scorers`."""

@@ -77,7 +77,10 @@ def in_chosen_precision(method: Callable) -> Callable:
 
 
 def with_cast_blocks(decoder: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Return the decoder with a lower-precision copy of its blocks. It is copied again only if weights changed."""
+    """Return the decoder with a lower-precision copy of its blocks. It is copied again only if weights changed.
+
+    A change through `.data` is not seen. After one, delete the decoder's attribute `cast`.
+    """
     parameters = list(decoder.blocks.parameters())
     if dtype is None or parameters[0].dtype != torch.float32:
         return decoder
