@@ -106,7 +106,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             page = f"no rows at {scale.name}\n"
         else:
             commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
-            if name != "floors":  # add the rows of pixels and of the untrained network, if they were measured
+            if name not in ("floors", "rates"):  # add pixels and the untrained network, if measured on these images
                 probes = {cell.column: cell.evaluation for cell in cells if cell.evaluation.task == "linear_probe"}
                 cells = [*cells, *(cell for cell in floor_cells(scale, probes) if values(results, scale, cell))]
             numbers = [values(results, scale, cell) for cell in cells]
