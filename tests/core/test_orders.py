@@ -93,8 +93,9 @@ def test_a_table_gives_a_word_one_weight_wherever_it_stands(csv, tmp_path):
     model.caption_cfg.word_weights = {"quartzite": 1.0}
     with pytest.raises(ValueError, match=r"'quartzite', which is \d tokens"):
         model.corrupt(text, u)
-    with pytest.raises(ValueError, match="0 or more"):
-        CaptionCfg(objective="visual-table", word_weights={"red": -1.0})
+    for objective, weight in (("visual-table", -1.0), ("mdc", 1.0)):
+        with pytest.raises(ValueError, match="0 or more, and is for an objective that reads it"):
+            CaptionCfg(objective=objective, word_weights={"red": weight})
     open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", csv, "--precision", "amp", data=csv,
                     logs=tmp_path, model="Visual-ViT-Ti-8-table", workers="1")
     assert len(losses(tmp_path)) == 4

@@ -35,14 +35,14 @@ def make_worker(args: argparse.Namespace, units: list[Unit], number: int) -> Cal
 
 def find_units(paths: list[str]) -> list[Unit]:
     """Return the shards in folders and of glob patterns, by absolute path. A folder without shards is one unit."""
-    units: list[Unit] = []
+    units = []
     for path in paths:
         found = find_images([path], SHARDS + IMAGE_FILES)
         shards = [file for file in found if is_shard(file)]
         if shards != found and (shards or not Path(path).is_dir()):
             raise ValueError(f"{path} is neither shards (.tar) alone nor a folder of images alone, which a folder as "
                              "--out needs. For single images give an --out that ends in .jsonl or .csv")
-        units += [Path(os.path.abspath(unit)) for unit in shards or [path]]
+        units += map(Path, map(os.path.abspath, shards or [path]))
     return units
 
 

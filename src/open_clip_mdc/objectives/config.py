@@ -25,36 +25,39 @@ class CaptionCfg:
     # Fingerprints hold `repr`. What is left out of it changes no fingerprint of older versions.
     autoregressive_share: float = field(default=0.0, repr=False)  # of the captions, read from left to right (mix only)
     bpe_path: str | None = field(default=None, repr=False)  # the tokenizer's file, which the captioner fills in
-    word_weights: dict[str, float] = field(default_factory=dict, repr=False)  # of words ("visual-table" only)
+    word_weights: dict[str, float] = field(default_factory=dict, repr=False)  # of words, if the objective reads them
     decoder: str = field(default="transformer", repr=False)  # | "lstm" (lstm.py), which reads from left to right only
     contrastive_weight: float = 0.0  # weight of CLIP's contrastive loss (contrastive.py). 0 builds no text tower
 
     def __post_init__(self):
         if self.objective not in OBJECTIVES:
             raise ValueError(f"caption_cfg.objective is {self.objective!r}: it must be one of {', '.join(OBJECTIVES)}")
+        objective = OBJECTIVES[self.objective]
         if self.loss_weight not in ("inverse_t", "none"):
             raise ValueError(f"caption_cfg.loss_weight is {self.loss_weight!r}: it must be 'inverse_t' or 'none'")
         if not (0 <= self.t_min <= self.t_max <= 1 and self.t_max > 0):
             raise ValueError(f"caption_cfg needs 0 <= t_min <= t_max <= 1, t_max > 0; not {self.t_min}, {self.t_max}")
         if self.aux_weight < 0:
             raise ValueError(f"caption_cfg.aux_weight is {self.aux_weight}: it must be 0 or more")
-        if (self.time_embedding or self.aux_weight) and OBJECTIVES[self.objective].schedule is None:
+        if (self.time_embedding or self.aux_weight) and objective.schedule is None:
             raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
                              f"{self.objective!r}")
         self.block_sizes = tuple(self.block_sizes)  # a list in JSON
-        if bool(self.block_sizes) != (OBJECTIVES[self.objective].order == "blocks") or \
+        if bool(self.block_sizes) != (objective.order == "blocks") or \
                 not all(isinstance(size, int) and size > 0 for size in self.block_sizes):
             raise ValueError(f"caption_cfg.block_sizes is {self.block_sizes}: it must be numbers of tokens, 1 or more, "
                              "for an objective of blocks, and empty for any other")
-        mixes = OBJECTIVES[self.objective].order == "any" and "autoregressive" in OBJECTIVES[self.objective].scorers
+        mixes = objective.order == "any" and "autoregressive" in objective.scorers
         if not 0 <= self.autoregressive_share <= mixes:
             raise ValueError(f"caption_cfg.autoregressive_share is {self.autoregressive_share}: it must be 0 to 1 for "
                              "an objective that mixes, and 0 for any other")
-        if not all(isinstance(weight, int | float) and 0 <= weight < math.inf for weight in self.word_weights.values()):
-            raise ValueError("caption_cfg.word_weights should be words with finite weights of 0 or more")
+        if self.word_weights and not objective.weighs_words or not all(
+                isinstance(weight, int | float) and 0 <= weight < math.inf for weight in self.word_weights.values()):
+            raise ValueError("caption_cfg.word_weights should be words with finite weights of 0 or more, and is for an "
+                             "objective that reads it, such as 'visual-table'")
         if self.decoder not in ("transformer", "lstm"):
             raise ValueError(f"caption_cfg.decoder is {self.decoder!r}: it must be 'transformer' or 'lstm'")
-        if self.decoder == "lstm" and OBJECTIVES[self.objective].order != "causal":
+        if self.decoder == "lstm" and objective.order != "causal":
             raise ValueError(f"caption_cfg.decoder 'lstm' reads from left to right, not as {self.objective!r} asks: "
                              "it must be with the objective 'arc'")
         # One without the other would mask nothing.

@@ -31,6 +31,7 @@ class Objective(NamedTuple):
     # (model, patch tokens [B, P, D], Captions) -> the loss of each predicted token, float32 [M], and the captions that
     # it is of. In training only. None is one pass, `Captioner.token_nll`.
     forward: Callable | None = None
+    weighs_words: bool = False  # whether `corrupt` reads the config's `word_weights`
 
 
 OBJECTIVES: dict[str, Objective] = {}
@@ -39,12 +40,13 @@ OBJECTIVES: dict[str, Objective] = {}
 def register_objective(name: str, *, corrupt_full_interval: Callable | None = None,
                        token_loss: Callable = cross_entropy, order: str = "any",
                        scorers: tuple[str, ...] = ("heuristic", "monte_carlo", "parallel"),
-                       schedule: Callable | None = None, forward: Callable | None = None
-                       ) -> Callable[[Callable], Callable]:
+                       schedule: Callable | None = None, forward: Callable | None = None,
+                       weighs_words: bool = False) -> Callable:
     """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken."""
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:
             raise ValueError(f"there is an objective {name!r} already")
-        OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule, forward)
+        OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule, forward,
+                                     weighs_words)
         return corrupt
     return add

@@ -54,7 +54,7 @@ def weights_of_ids(words: tuple[tuple[str, float], ...], bpe_path: str | None, v
     return weights
 
 
-@register_objective("visual-table", corrupt_full_interval=whole_interval)
+@register_objective("visual-table", corrupt_full_interval=whole_interval, weighs_words=True)
 def weighed_by_table(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
                      generator: torch.Generator | None = None) -> NoisedCaptions:
     """Mask captions [B, L] as MDC does, and multiply the weight of a masked token by that of its word."""
