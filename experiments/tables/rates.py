@@ -55,8 +55,8 @@ def longer(scale: Scale) -> Iterator[Cell]:
 def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
     """Draw the probes that differ, their average and CIDEr over the length of training."""
     columns = {"Average": "probes, average, %", "shape": "shape, %", "size": "size, %", "CIDEr": "CIDEr"}
-    draw_bands(path, columns, OBJECTIVES, cells, numbers, lambda cell: cell.run.epochs, xscale="log",
-               xlabel="length of training, in runs", xticks=RUNS, xticklabels=RUNS)
+    draw_bands(path, columns, OBJECTIVES, cells, numbers, lambda cell: RUNS.index(cell.run.epochs),
+               xlabel="length of training, in runs", xticks=range(len(RUNS)), xticklabels=RUNS)
 
 
 TABLES = {"rates": rates, "own": own, "longer": longer}
