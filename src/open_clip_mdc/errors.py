@@ -195,7 +195,8 @@ MAX_SHOWN = 10  # images that a message names
 def complain_of_none(found: Collection, out: str, skipped: list[str]) -> None:
     """Raise ValueError, before `out` is written, if no image was `found` to be readable. `skipped` has the reasons."""
     if not found:
-        raise ValueError("\n  ".join([f"no image can be read, so {out} is not written:", *skipped[:MAX_SHOWN]]))
+        raise ValueError("\n  ".join(map(printable, [
+            f"no image can be read, so {out} is not written:", *skipped[:MAX_SHOWN]])))
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:
@@ -203,4 +204,5 @@ def complain(skipped: list[str], count: int | None = None) -> None:
     if skipped:
         count = len(skipped) if count is None else count
         more = [f"... and {count - MAX_SHOWN} more"] * (count > MAX_SHOWN)
-        raise ValueError("\n  ".join([f"{count} skipped, all else is written:", *skipped[:MAX_SHOWN], *more]))
+        raise ValueError("\n  ".join(map(printable, [
+            f"{count} skipped, all else is written:", *skipped[:MAX_SHOWN], *more])))

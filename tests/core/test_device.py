@@ -54,7 +54,7 @@ def naive_unmask(token_logits, text, tokens_per_step, forbidden, sampling, repea
 
 @pytest.mark.parametrize("repeats", ["allow", "avoid"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tokens_per_step", [1, 3, 20, 0.0, 0.2, 0.4, 1.5])
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 20, 0.0, 0.2, 0.4, 1.0])
 @pytest.mark.parametrize("lengths", [[8] * 6, [1, 3, 8, 8, 6, 2]])
 def test_unmasking_by_index_is_the_naive_loop_to_the_last_bit(lengths, tokens_per_step, temperature, repeats):
     model, image = tiny_captioner(), images(6)

@@ -169,7 +169,7 @@ def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     names = CAPTIONS if key == CAPTIONS[0] else (key,)
     found = read_forms(path, list(product(IMAGES, names)), SEPARATORS, lambda lines, form: list(read_rows(lines, form)))
     with open_table(path) as file:
-        beside = IMAGES[0].encode() in next(line for line in file if line.strip())
+        beside = b"file_name" in next(line for line in file if line.strip())
     folders = [Path(one) for one in images] or [path.parent] * beside
     return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folders, key)
 

@@ -18,7 +18,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import printable
 from .captions import CAPTION_SEPARATOR, captioned, find_apart, text_of, without_image
 from .files import check_readable
 from .paths import formats, is_shard
@@ -220,7 +219,7 @@ class Images(Dataset):
                         others += [self.other_transform(decoded)] if self.other_transform else []
                         new.append(name)
             except ValueError as problem:
-                problems.append(printable(str(problem)))  # names may hold anything
+                problems.append(str(problem))
                 damaged += [str(problem)] * (isinstance(source, ValueError) and not isinstance(source, MissingImages))
                 continue
             names.append(name)
