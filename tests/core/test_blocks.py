@@ -295,7 +295,7 @@ def test_samples_and_guidance_are_those_of_each_image():
     assert drawn.shape[0] == 15 and len({tuple(row.tolist()) for row in drawn}) > 10
 
 
-def test_the_commands_take_a_model_of_blocks_or_say_in_one_line_that_they_need_whole_captions(tmp_path, monkeypatch):
+def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "run", "MDC-ViT-Ti-8-b4")
     for number in range(3):
@@ -310,13 +310,5 @@ def test_the_commands_take_a_model_of_blocks_or_say_in_one_line_that_they_need_w
         Path("c.jsonl").unlink()
     assert not complaint_of("score", "--pretrained", "run", "--images", *images, "--captions", "captions.txt",
                             "--plain", "--out", "s.jsonl", "--workers", "0")
-    for command in (("attention", *images, "--out", "a.html"), ("caption", *images, "--length", "top"),
-                    ("caption", *images, "--sampler", "ancestral"),
-                    ("caption", *images, "--samples", "3", "--select", "consensus"),
-                    ("caption", *images, "--sampler", "beam", "--guidance-scale", "2"),
-                    ("caption", *images, "--sampler", "beam", "--temperature", "0.7"),
-                    ("search", *images, "a star", "--shortlist", "10")):
-        said = complaint_of(*command, "--pretrained", "run")
-        assert said.startswith("error: ") and len(said.splitlines()) == 1, said
     with pytest.raises(ValueError, match="block by block"):
         blocks(4).logits(torch.zeros(1, 3, 32, 32), captions([5]))

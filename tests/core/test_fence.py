@@ -49,6 +49,7 @@ def sources(folders: tuple[str, ...]) -> list[str]:
 def test_nodes_are_counted_without_docstrings():
     plain = nodes(ast.parse("def f(x):\n    return x"))
     assert nodes(ast.parse('"""A."""\ndef f(x):\n    """B."""\n    return x')) == plain
+    assert nodes(ast.parse("def f(x):\n    return x + 1")) == plain + 3
 
 
 @pytest.mark.parametrize("name", BUDGET)

@@ -55,3 +55,9 @@ def test_a_pass_serves_all_blocks_of_a_caption(method):
         calls.clear()
         log_likelihood(model, images(1), captions([n]), method)
         assert decoder_passes(model, captions([n]), method) == len(calls), n
+
+
+@pytest.mark.parametrize("objective", ["arc", "block-diffusion"])
+def test_models_that_read_in_order_have_no_parallel_score(objective):
+    with pytest.raises(ValueError, match="'parallel' does not fit: this model reads captions"):
+        log_likelihood(tiny_captioner(objective), images(1), captions([5]), "parallel")

@@ -42,6 +42,7 @@ def test_a_ledger_from_results(tmp_path):
     assert (wide.verdict, wide.finding.difference, wide.claim.paper) == ("shows", pytest.approx(30), "39.2 / 29.3")
     assert (narrow.verdict, narrow.finding.difference, narrow.finding.basis) == (
         "not resolved", pytest.approx(1.0), "1 seed, bound of the images' error alone")
+    assert row_of(rows, "t-near").verdict == "not run"
     # by hand: differences 30, 29, 31; 1,600 test images, (0.71 * 1600 + 1) of 1602 and (0.41 * 1600 + 1) of 1602
     of_images = sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
     reach = (stats.t.isf(0.025, 2) ** 2 / 3 + stats.norm.isf(0.025) ** 2 * of_images) ** 0.5

@@ -24,12 +24,13 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Runs of MDC and ARC, a CLIP model's, images, shards, captions, and many things that are not what they seem."""
+    """Runs of MDC, blocks and ARC, a CLIP model's, images, shards, captions, and much that is not what it seems."""
     register()
     folder = tmp_path_factory.mktemp("mistakes")
     shutil.copytree(FIXTURES / "place", folder, dirs_exist_ok=True)
     shutil.copytree(FIXTURES / "wrong", folder / "wrong")
-    for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8"), ("clip", "ViT-Ti-8")):
+    for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("b4", "MDC-ViT-Ti-8-b4"), ("arc", "ARC-ViT-Ti-8"),
+                        ("clip", "ViT-Ti-8")):
         (folder / alias / "checkpoints").mkdir(parents=True)
         (folder / alias / "params.txt").write_text(f"model: {name}\n")
         torch.save({"state_dict": open_clip.create_model(name).state_dict()},
