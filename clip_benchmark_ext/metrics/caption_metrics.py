@@ -3,11 +3,11 @@
 Its Java programs (tokenizer, METEOR, SPICE) are started from here. Its own wrappers write into site-packages, download
 models, miscount captions with Unicode line ends, may wait for ever, and lose all scores if one fails.
 """
-import contextlib
 import importlib.util
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -39,6 +39,8 @@ NO_SPICE_MODELS = ("its language models are missing: run `python -m pycocoevalca
                    "(400 MB)")
 # Time limits of a Java program, to start and per caption with its references.
 START_SECONDS, CAPTION_SECONDS = 600, 2
+# METEOR reads its tables for ten seconds. So it stays, by the Java and the process that started it, and ends with it.
+IDLE_METEOR: dict[tuple[str, int], subprocess.Popen] = {}
 
 Scored = tuple[float, Sequence[float] | None]
 
@@ -178,15 +180,15 @@ def patience(captions: int) -> float:
 
 
 def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECONDS) -> str:
-    done = subprocess.run([java(), *map(str, arguments)], input=text.encode(errors="replace"), capture_output=True,
-                          timeout=seconds)
+    done = subprocess.run([java(), *map(str, arguments)], input=text, capture_output=True, timeout=seconds,
+                          encoding="utf-8", errors="replace")
     if done.returncode:
         raise ValueError(failure(done.stderr))
-    return done.stdout.decode(errors="replace")
+    return done.stdout
 
 
-def failure(errors: bytes) -> str:
-    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+def failure(errors: str) -> str:
+    lines = [line for line in errors.splitlines() if line.strip()]
     shown = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["it printed no error"]
     return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
@@ -195,39 +197,35 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
     """Return METEOR 1.5 of all tokenized captions, and of each.
 
     Its program answers a line per caption with the caption's statistics. It answers a line with all of these with a
-    score per caption and the score of all. It does not end when its input does.
+    score per caption and the score of all.
     """
     def sentence(text: str) -> str:
         return text.replace("|||", " ")  # separates the fields
 
-    command = [java(), "-Xmx2G", "-jar", str(METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm"]
-    with tempfile.TemporaryFile() as errors, subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8", errors="replace",
-    ) as process:
-        alarm = threading.Timer(patience(len(hypotheses)), process.kill)
-        alarm.start()
-        try:
-            def send(*fields: str) -> None:
-                process.stdin.write(" ||| ".join(fields) + "\n")
-                process.stdin.flush()
+    program = java(), os.getpid()
+    process = IDLE_METEOR.pop(program, None) or subprocess.Popen(
+        [program[0], "-Xmx2G", "-jar", str(METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
+    alarm = threading.Timer(patience(len(hypotheses)), process.kill)
+    alarm.start()
+    try:
+        def send(*fields: str) -> None:
+            process.stdin.write(" ||| ".join(fields) + "\n")
+            process.stdin.flush()
 
-            statistics = []
-            for hypothesis, targets in zip(hypotheses, references, strict=True):
-                send("SCORE", *map(sentence, targets), sentence(hypothesis))
-                statistics.append(process.stdout.readline().strip())
-            send("EVAL", *statistics)
-            *each, score = [float(process.stdout.readline()) for _ in range(len(statistics) + 1)]
-            return score, each
-        except (OSError, ValueError) as problem:
-            process.kill()
-            process.wait()
-            errors.seek(0)
-            raise ValueError(failure(errors.read())) from problem
-        finally:
-            alarm.cancel()
-            with contextlib.suppress(OSError):  # the program may not have read everything
-                process.stdin.close()
-            process.kill()
+        statistics = []
+        for hypothesis, targets in zip(hypotheses, references, strict=True):
+            send("SCORE", *map(sentence, targets), sentence(hypothesis))
+            statistics.append(process.stdout.readline().strip())
+        send("EVAL", *statistics)
+        *each, score = [float(process.stdout.readline()) for _ in range(len(statistics) + 1)]
+        IDLE_METEOR[program] = process  # not after an interrupt, when its next answer would be to these captions
+        return score, each
+    except (OSError, ValueError) as problem:
+        process.kill()
+        raise ValueError(failure(process.communicate()[1])) from problem
+    finally:
+        alarm.cancel()
 
 
 def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
