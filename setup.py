@@ -45,7 +45,6 @@ setup(
         "aro": ["spacy<4", "nltk<4"],  # also run: python -m spacy download en_core_web_sm
         "export": ["transformers<6"],
         "vq": ["diffusers<1"],
-        "ray": ["ray<3"],
         "lmms": ["lmms-eval==0.7.*", "filelock<4"],  # lmms-eval 0.7 imports filelock._api, which 4 lacks
         "completion": ["argcomplete<4"],  # eval "$(register-python-argcomplete open_clip_mdc)"
         "tensorboard": ["tensorboard>=2.18,<3"],  # open_clip_train --report-to tensorboard

@@ -1,4 +1,4 @@
-"""Measure what bulk captioning costs beyond the model itself: decoding images, resuming, Ray.
+"""Measure what bulk captioning costs beyond the model itself: decoding images and resuming.
 
     OMP_WAIT_POLICY=PASSIVE python -m benchmarks.bulk --scenes demo/scenes --pretrained demo/mdc      5 minutes, 2 cores
 
@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -31,12 +30,6 @@ from .turns import take_turns
 
 LENGTH = "8"
 BATCH = 40  # a divisor of 1,000: no batch waits for the last image, which never comes
-RAY = """
-import ray
-ray.init(include_dashboard=False, logging_level="ERROR")
-actor = ray.remote(type("Nothing", (), {"do": lambda self: None})).options(num_cpus=0)
-ray.get([worker.do.remote() for worker in [actor.remote(), actor.remote()]])
-"""
 
 
 class Cost(NamedTuple):
@@ -121,40 +114,25 @@ def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     }, args.rounds)
 
 
-def engines(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
-    def by(engine: str) -> Cost:
-        shutil.rmtree(out / engine, ignore_errors=True)
-        return command_cost("-m", "open_clip_mdc", *caption(
-            args, args.scenes / "train" / "{00000..00001}.tar", "--out", out / engine, "--engine", engine, "--jobs", 2))
-
-    return medians({"local": lambda: by("local"), "ray": lambda: by("ray"),
-                    "start": lambda: command_cost("-c", RAY)}, args.rounds)
-
-
 def verdict(found: float, most: float) -> str:
     return f"{found:.2f} of at most {most:.2f}, {'met' if found <= most else 'missed'}"
 
 
 def report(args: argparse.Namespace) -> str:
     before = machine()
-    with_ray = find_spec("ray") is not None
     with TemporaryDirectory() as folder:
         costs = beside_the_model(args, Path(folder)) | resuming(args, Path(folder))
-        costs |= engines(args, Path(folder)) if with_ray else {}
     wall = {name: cost.wall for name, cost in costs.items()}
     names = {"model": "generate from 1,000 tensors in memory", "shard": "caption the shard of these images to a table",
              "load": "start a process, import, load the model", "one": "`caption` of one image",
-             "resumed": "`caption` of that image after 1,000 finished ones", "local": "two shards by two local jobs",
-             "ray": "two shards by two of Ray's actors", "start": "Ray's start"}
+             "resumed": "`caption` of that image after 1,000 finished ones"}
     aims = ["images are decoded while the model computes (wall time of the shard over that of the model): "
             f"{verdict(wall['shard'] / wall['model'], 1.1)}, CPU {costs['shard'].cpu / costs['model'].cpu:.2f}",
             "finished images cost no more than loading the model (time to skip them over time to load): "
-            f"{verdict((wall['resumed'] - wall['one']) / wall['load'], 1.0)}",
-            "Ray costs no more than two local jobs and its own start: "
-            + (verdict(wall["ray"] / (wall["local"] + wall["start"]), 1.0) if with_ray else "Ray is not installed")]
+            f"{verdict((wall['resumed'] - wall['one']) / wall['load'], 1.0)}"]
     return "\n\n".join([
         before, f"MDC-ViT-Ti-8, {LENGTH} tokens, on scenes of 32 px, medians of {args.rounds} rounds. CPU time "
-        "includes child processes. Ray's workers are not child processes, so theirs is missing.",
+        "includes child processes.",
         markdown_table(("", "wall, s", "CPU, s"), [
             (names[name], f"{cost.wall:.2f}", f"{cost.cpu:.2f}") for name, cost in costs.items()]),
         "Aims:\n\n" + "\n".join(f"- {aim}" for aim in aims)])

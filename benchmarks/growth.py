@@ -7,7 +7,6 @@ grows no faster than its images takes at most twice the time for twice the image
 """
 import argparse
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -54,7 +53,6 @@ def commands(args: argparse.Namespace, data: Path, images: int) -> dict[str, tup
     retrieval = (*evaluate, "--dataset", "wds/pairs", "--dataset_root", data / "pairs", "--task", "zeroshot_retrieval")
     return {
         "caption shards": (*shards, "--out", data / "tables"),
-        **({"caption shards by Ray": (*shards, "--out", data / "ray", "--engine", "ray")} if find_spec("ray") else {}),
         "resume, all done, all files touched": (*TOOL, *caption(args, files, "--out", data / "captions.jsonl")),
         "search": (*TOOL, "search", files, "a red circle", "--pretrained", args.pretrained, "--out",
                    data / "found.csv"),
@@ -79,7 +77,7 @@ def report(args: argparse.Namespace) -> str:
     memory = [(name, *(f"{cost.peak:.0f}" for cost in row), *absent[name]) for name, row in found.items()]
     return "\n\n".join([
         before, "MDC-ViT-Ti-8 on scenes of 32 px. Retrieval has as many captions as images, so that its pairs grow by "
-        "four where the images double. Ray's workers are processes of their own, whose memory is missing.",
+        "four where the images double.",
         markdown_table(("seconds for this many images", *header, "last / one before"), seconds),
         markdown_table(("peak memory, MiB", *header), memory)])
 

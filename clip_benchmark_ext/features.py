@@ -180,7 +180,8 @@ def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, 
     if everywhere(found is not None):  # processes extract together or not at all
         return found
     features, targets = extract()
-    save_features(path, key, features, targets, note)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each machine
+        save_features(path, key, features, targets, note)
     return features, targets
 
 

@@ -94,7 +94,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                        help="number of image-text pairs to write, rounded up to whole shards")
     parser.add_argument("--seed", type=natural, default=0,
                        help="random seed of the order of shards (default: %(default)s)")
-    add(parser, "engine")
+    add(parser, "jobs")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -23,7 +23,7 @@ def main(module: str, about: str, add_flags: Callable[[argparse.ArgumentParser],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser)
     args = read_flags(parser.parse_args, argv)
-    args.tool, args.worker = module, None
+    args.tool = module
     OUTPUTS[module] = outputs
     if FOLDER in outputs.values():
         MAKE_PARENTS.add(module)

@@ -4,7 +4,6 @@ Importing this package changes nothing in OpenCLIP. `register()` does, and `unre
 """
 from typing import TYPE_CHECKING
 
-from .integration.configs import is_captioner
 from .integration.patches import packaged_configs, register, unregister
 from .integration.plugins import load_plugin
 from .version import __version__
@@ -32,6 +31,13 @@ def get_tokenizer(model_name: str, *args, **kwargs):
     import open_clip
     register()
     return open_clip.get_tokenizer(model_name, *args, **kwargs)
+
+
+def is_captioner(model_name: str) -> bool:
+    """Call `register()`, and return whether a name is that of a captioner."""
+    from .integration import configs
+    register()
+    return configs.is_captioner(model_name)
 
 
 __all__ = [

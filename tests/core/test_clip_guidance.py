@@ -195,6 +195,8 @@ def test_reranking_keeps_the_most_similar_of_the_drawn_captions(clip, image, tok
         guide = Guide(clip, image, tokenizer)
         assert decode_captions(drawn(guide=guide, rerank=True), tokenizer) == best
         assert len(set(every)) > 4 and guide.texts == [len(set(every[4 * i:4 * i + 4])) for i in range(4)]
+        with pytest.raises(ValueError, match="another number of images"):
+            generate(model, image[1:], guide=guide)
 
 
 def test_samples_of_an_image_are_consecutive_and_infilling_has_them_too(model, image):

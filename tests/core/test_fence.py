@@ -20,14 +20,14 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 6_225, 33.3),
+    "the heart": (HEART, 6_105, 32.7),
     "src": (("src",), 17_635, 97.1),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.9),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_075, 46.2),
-    "tests": (("tests",), 25_880, 194.9),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 7_050, 46.0),
+    "tests": (("tests",), 25_875, 194.9),
 }
 LONGEST_FUNCTION = 60  # lines
-MOST_FLAGS = 195
+MOST_FLAGS = 192
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
 ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 49, "train": 54}

@@ -1,4 +1,6 @@
 """Claims about integration/folding.py: BatchNorm is part of convolutions, tokens stay, and training is as before."""
+import pickle
+
 import pytest
 import torch
 from open_clip.model import CLIPVisionCfg
@@ -40,9 +42,11 @@ def test_gradients_and_new_weights_are_read_from_the_tower_itself():
     assert read_only_tokens(kept, visual, image).requires_grad and not kept
     with torch.no_grad():
         read_only_tokens(kept, visual, image)
-        norms(visual)[0].weight.mul_(3)
-        torch.testing.assert_close(read_only_tokens(kept, visual, image), patch_tokens(visual, image), rtol=1e-4,
-                                   atol=2e-4)
+        other = {name: 2 * x for name, x in tower("resnet10t").state_dict().items()}
+        for change in (lambda: norms(visual)[0].weight.mul_(3), lambda: visual.load_state_dict(other, assign=True)):
+            change()
+            torch.testing.assert_close(read_only_tokens(kept, visual, image), patch_tokens(visual, image), rtol=1e-4,
+                                       atol=2e-4)
 
 
 def test_a_tower_whose_norm_does_not_follow_its_neighbour_is_not_folded():
@@ -54,8 +58,15 @@ def test_a_tower_whose_norm_does_not_follow_its_neighbour_is_not_folded():
 
 
 def test_a_loaded_captioner_reads_many_images_by_the_copy_and_few_by_the_tower():
-    model, image = load("photo", device="cpu", precision="fp32").model, torch.randn(MANY, 3, 224, 224)
+    loaded, image = load("photo", device="cpu", precision="fp32"), torch.randn(MANY, 3, 224, 224)
+    model = loaded.model
     with torch.inference_mode():
         many, few, plain = model.encode_image(image), model.encode_image(image[1:]), patch_tokens(model.visual, image)
         assert not torch.equal(many, plain.mean(1)) and torch.equal(few, patch_tokens(model.visual, image[1:]).mean(1))
         torch.testing.assert_close(many, plain.mean(1), rtol=1e-3, atol=1e-3)
+    before = {name: x.clone() for name, x in pickle.loads(pickle.dumps(model)).train().named_buffers()}
+    model.train()
+    model.text.eval()
+    assert not loaded.features(image[0]).is_inference() and loaded.score(image[0], "a dog .").isfinite()
+    assert model.training and not model.text.training
+    assert all(torch.equal(x, before[name]) for name, x in model.named_buffers())

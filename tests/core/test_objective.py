@@ -93,6 +93,8 @@ def test_loss_is_the_hand_computed_sum():
     num_target = torch.tensor([2.0, 1.0])
     assert loss(nll, weight, num_target).item() == pytest.approx((2 * 2 + 4 * 5) / 3)
     assert loss(nll, weight, num_target, output_dict=True).keys() == {"caption_loss"}
+    with pytest.raises(ValueError, match=r"losses \[\] of 2 tokens"):
+        loss(nll.mean(), weight, num_target)
 
 
 def exact_nelbo(model, image, text) -> float:

@@ -62,7 +62,7 @@ def test_declared_dependencies_are_those_that_are_imported():
                 imported.add(node.module.split(".")[0])
     # It is said in one line how to get these, where they are missing.
     # lmms-eval, which brings accelerate and datasets, alone imports what uses them.
-    optional = {"spacy", "nltk", "transformers", "diffusers", "ray", "gradio", "starlette", "argcomplete",
+    optional = {"spacy", "nltk", "transformers", "diffusers", "gradio", "starlette", "argcomplete",
                 "lmms_eval", "accelerate", "datasets"}
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}

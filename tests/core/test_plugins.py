@@ -1,6 +1,7 @@
 """Claims about objectives that lie outside the package (tests/plugin_example).    pytest tests/core/test_plugins.py"""
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_a_plug_in_that_cannot_be_used_is_one_line(tmp_path):
                          ("rows.py", "Nothing-*")):
         said = complaint_of("caption", "--pretrained", tmp_path, "--plugin", tmp_path / name, "a.jpg")
         assert name in said and reason in said and "\n" not in said
+    (tmp_path / "rows.json").unlink()
+    for name in ("broken.py", "rows.py"):  # mended
+        (tmp_path / name).write_text("")
+        plugins.load_plugin(str(tmp_path / name))
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "rows.py", tmp_path / "other")
+    with pytest.raises(ValueError, match="a plug-in rows is loaded already"):
+        plugins.load_plugin(str(tmp_path / "other" / "rows.py"))
 
 
 def test_a_row_that_extends_another_is_that_row_but_for_what_it_says():

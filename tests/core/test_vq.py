@@ -7,9 +7,9 @@ from conftest import VOCAB, captions, images, seeded
 
 import open_clip_mdc
 from open_clip_mdc import errors, train
+from open_clip_mdc.cli import conversion
 from open_clip_mdc.integration import check_flags
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
-from open_clip_mdc.models import convert as conversion
 from open_clip_mdc.models.vq import PREFIX, VQCfg, VQTower
 from open_clip_mdc.objectives.loss import CaptionLoss
 

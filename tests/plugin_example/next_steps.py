@@ -21,7 +21,7 @@ from open_clip_mdc.objectives.masked import forward_process, loss_weight, masked
 from open_clip_mdc.text.packing import NoisedCaptions, Predicted, Sight, pack
 from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id, target_tokens, valid_tokens
 
-CAUSAL = {"order": "causal", "scorers": ("autoregressive",)}
+UNREAD = {"scorers": ()}  # nothing here decodes or scores captions in this order, so the encoder is what it trains
 
 
 @register_objective("step-schedule")
@@ -60,7 +60,7 @@ def focal(logits, predicted: Predicted):
 register_objective("step-loss", token_loss=focal)(masked_diffusion)
 
 
-@register_objective("step-backwards", **CAUSAL)
+@register_objective("step-backwards", **UNREAD)
 def backwards(text, vocab_size, cfg, u, generator=None):
     """Read from right to left: each token is asked for the one before it (VirTex)."""
     target = target_tokens(text, vocab_size)
@@ -70,7 +70,7 @@ def backwards(text, vocab_size, cfg, u, generator=None):
                           sight=Sight(from_end, torch.zeros_like(target)))
 
 
-@register_objective("step-prefix", **CAUSAL)
+@register_objective("step-prefix", **UNREAD)
 def prefix(text, vocab_size, cfg, u, generator=None):
     """See the first half whole, and predict the rest from left to right (SimVLM)."""
     target = target_tokens(text, vocab_size)
@@ -97,14 +97,14 @@ def beside_clean(text, vocab_size, masked, block):
                           Sight(both(block, block), both(~nothing, nothing)))
 
 
-@register_objective("step-blocks")
+@register_objective("step-blocks", **UNREAD)
 def blocks(text, vocab_size, cfg, u, generator=None):
     """Predict blocks of 3 tokens after clean ones (BD3-LM). `objectives/blocks.py` has it whole."""
     block = (torch.arange(text.shape[1]) // 3).expand_as(text)
     return beside_clean(text, vocab_size, target_tokens(text, vocab_size), block)
 
 
-@register_objective("step-any-order")
+@register_objective("step-any-order", **UNREAD)
 def any_order(text, vocab_size, cfg, u, generator=None):
     """Predict tokens in an order that is drawn for each caption (XLNet, sigma-GPT)."""
     target = target_tokens(text, vocab_size)
@@ -163,7 +163,7 @@ def rewarded(model, image_embs, captions):
 register_objective("step-reward", forward=rewarded)(masked_diffusion)
 
 
-@register_objective("step-eos-padded")
+@register_objective("step-eos-padded", **UNREAD)
 def eos_padded(text, vocab_size, cfg, u, generator=None):
     """Fill captions with EOT to the whole context, so that EOT decides their length (LLaDA)."""
     text = text.masked_fill(~valid_tokens(text, vocab_size), eot_id(vocab_size))
@@ -174,7 +174,7 @@ def eos_padded(text, vocab_size, cfg, u, generator=None):
     return NoisedCaptions(noisy, masked, weight, target, False, t, text, valid=torch.ones_like(target))
 
 
-@register_objective("step-task-word")
+@register_objective("step-task-word", **UNREAD)
 def task_word(text, vocab_size, cfg, u, generator=None):
     """Put a word in front that is given and never asked for (LocCa, Dimple). Here it is the token 7."""
     inner = masked_diffusion(text[:, :-1], vocab_size, cfg, u, generator)

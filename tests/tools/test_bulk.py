@@ -1,4 +1,4 @@
-"""Claims about bulk jobs over shards: tables, engines, locks.    pytest tests/tools/test_bulk.py"""
+"""Claims about bulk jobs over shards: tables, the engine, locks.    pytest tests/tools/test_bulk.py"""
 import io
 import json
 import os
@@ -154,14 +154,14 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
     assert read_about(tmp_path / "f" / "000.parquet")["stats"] == {"images": 5, "rows": 5, "broken": 0}
 
 
-# ---- engines and locks, with a function that needs no model
+# ---- the engine and locks, with a function that needs no model
 
 TOY = '''
 import os, sys, time
 from argparse import Namespace
 from pathlib import Path
 from open_clip_mdc.bulk.engine import make_each
-out, log, seconds, jobs, engine = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+out, log, seconds, jobs = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 def make(number):
     def function(shard, part):
         with open(log, "a") as file:
@@ -175,16 +175,16 @@ def make(number):
     return function
 if __name__ == "__main__":
     work = [(shard, out / f"{shard}.txt") for shard in range(8)]
-    found = list(make_each(make, work, Namespace(jobs=jobs, engine=engine)))
+    found = list(make_each(make, work, Namespace(jobs=jobs)))
     assert sorted(found) == [target for _, target in work], found
 '''
 
 
-def toy(folder: Path, seconds: float = 0.1, jobs: int = 1, engine: str = "local") -> subprocess.Popen:
+def toy(folder: Path, seconds: float = 0.1, jobs: int = 1) -> subprocess.Popen:
     script = folder / "toy.py"
     script.write_text(TOY)
     return subprocess.Popen([sys.executable, str(script), str(folder / "out"), str(folder / "log"), str(seconds),
-                             str(jobs), engine], stderr=subprocess.PIPE, text=True, cwd=folder)
+                             str(jobs)], stderr=subprocess.PIPE, text=True, cwd=folder)
 
 
 def ended(*processes) -> None:
@@ -275,34 +275,6 @@ def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place,
     assert contents(out) == contents(whole)
     keys = [key for path in sorted(out.glob("*.parquet")) for key in pq.read_table(path)["key"].to_pylist()]
     assert keys == [f"key{i}" for _ in range(4) for i in range(5)]
-
-
-def test_ray_makes_what_local_processes_make(place, tmp_path):
-    pytest.importorskip("ray")
-    import ray
-    local, argv = tmp_path / "local", (shards(place), "--engine", "ray", "--jobs")
-    assert run("embed", place, shards(place), "--out", local) is None
-    (local / "000.parquet").unlink()
-    complaint = run("embed", place, *argv, 1, "--out", local, "--feature", "cls")  # starts Ray, and ends it
-    assert "was made with feature gap, not cls" in complaint and "\n" not in complaint
-    assert not ray.is_initialized()
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
-    try:
-        whole = (place / "000.tar").read_bytes()
-        (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
-        complaint = run("embed", place, tmp_path / "cut.tar", *argv, 2, "--out", tmp_path / "ray")
-        assert complaint.startswith("error: 1 of 5 shards") and complaint.count("\n") == 1
-        assert run("embed", place, shards(place), "--out", local) is None
-        assert contents(tmp_path / "ray") == contents(local)
-    finally:
-        ray.shutdown()
-
-
-def test_the_process_that_sends_shards_to_ray_imports_no_torch():
-    """Beside the actors it would take one of their cores."""
-    code = ("import sys, open_clip_mdc.bulk.units, open_clip_mdc.cli.score_pairs ; "
-            "print('torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):

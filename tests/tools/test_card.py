@@ -200,14 +200,5 @@ def test_an_autoregressive_decoder_chooses_the_words_and_its_card_says_so(argv, 
     assert re.search("ARC-ViT-Ti-8", (tmp_path / "arc" / "index.html").read_text())
 
 
-def test_nothing_is_left_where_it_refuses(argv, scenes, tmp_path):
-    write_shard(tmp_path / "nine.tar", scenes, 9)
-    few = complaint_of(*argv[:2], tmp_path / "nine.tar", "--out", tmp_path / "out")
-    assert "nine.tar: 9 photographs with captions: give 10 or more" in few
-    (tmp_path / "wrong" / "train" / "a").mkdir(parents=True)
-    assert "no image in" in complaint_of(*argv[:3], "--probe", tmp_path / "wrong", "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_caption_that_names_all_colours_gives_no_pair_of_another_colour():
     assert pairs.replace("a red car", ["red", "blue"], "red and blue", random.Random(0)) is None

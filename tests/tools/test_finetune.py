@@ -143,11 +143,12 @@ def test_an_encoder_alone_gets_a_new_decoder_and_val_may_be_other_data(photos, r
 def test_nothing_is_left_where_it_refuses(photos, runs, tmp_path):
     few = tmp_path / "few"
     few.mkdir()
-    for number in range(9):
+    for number in range(10):
         for suffix in ("png", "txt"):
             shutil.copy(photos / "photos" / f"{number}.{suffix}", few)
+    (few / "3.png").write_bytes(b"")
     argv = ("finetune", few, "--pretrained", runs / "mdc", "--out", tmp_path / "out")
-    assert "few: 9 photographs with captions: give 10 or more" in complaint_of(*argv)
+    assert "few: 9 photographs with captions: give 10 or more ('3.png': no image)" in complaint_of(*argv)
     assert not (tmp_path / "out").exists()
     (few / "1.txt").rename(tmp_path / "1.txt")
     assert "exists and is not empty" in complaint_of(*argv[:-1], few)

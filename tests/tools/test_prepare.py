@@ -1,4 +1,5 @@
 """Claims about shards for fine-tuning, and about how they train.    pytest tests/tools/test_prepare.py"""
+import itertools
 import json
 import random
 import tarfile
@@ -17,6 +18,7 @@ from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
 import open_clip_mdc
 from experiments.lengths import read_captions
 from open_clip_mdc.cli import prepare
+from open_clip_mdc.cli.prepare_layouts import Sample
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.integration import data as hooks
 
@@ -200,3 +202,10 @@ def test_captions_are_found_where_img2dataset_and_clip_benchmark_write_them(tmp_
         complaint = complaint_of("prepare", "shards", "--train", tmp_path / "other.tar", *flags, "--out",
                                  tmp_path / "no")
         assert "no captions" in complaint and "keys of the JSON: alt, url" in complaint, complaint
+
+
+def test_many_broken_images_end_the_work_before_all_are_read(capsys):
+    endless = (Sample(f"{number}.png", b"", ["a dog"]) for number in itertools.count())
+    with pytest.raises(ValueError, match="20 images cannot be used"):
+        next(prepare.usable(endless, [], skip=False))
+    assert capsys.readouterr().err.count("no image") == 20

@@ -30,7 +30,8 @@ def place(tmp_path_factory) -> Path:
     shutil.copytree(FIXTURES / "place", folder, dirs_exist_ok=True)
     shutil.copytree(FIXTURES / "wrong", folder / "wrong")
     for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("b4", "MDC-ViT-Ti-8-b4"), ("arc", "ARC-ViT-Ti-8"),
-                        ("clip", "ViT-Ti-8")):
+                        ("clip", "ViT-Ti-8"), ("mix", "Mix-ViT-Ti-8-arc25"), ("concept", "Concept-ViT-Ti-8"),
+                        ("lstm", "ARC-ViT-Ti-8-lstm")):
         (folder / alias / "checkpoints").mkdir(parents=True)
         (folder / alias / "params.txt").write_text(f"model: {name}\n")
         torch.save({"state_dict": open_clip.create_model(name).state_dict()},

@@ -1,1 +1,1 @@
-"""Work on many shards, in processes or with Ray: units of work, locks, Parquet tables. Imports no model."""
+"""Work on many shards, in several processes: units of work, locks, Parquet tables. Imports no model."""

@@ -1,8 +1,7 @@
 """Finds units of work for caption, score and embed, and has the engine make OUT/UNIT.parquet of each.
 
 A unit is a shard, a folder of images, or some rows of a CSV file. Its table has a row per image that could be read. Its
-metadata identify the unit, as shards of other data may have the same names. This file imports no torch, which would
-take a core from Ray's actors. Workers run cli/shard_table.py.
+metadata identify the unit, as shards of other data may have the same names. Workers run cli/shard_table.py.
 """
 import argparse
 import hashlib
@@ -30,7 +29,7 @@ READ = multiprocessing.get_context("fork").Value("q")  # number of images done b
 
 
 def make_worker(args: argparse.Namespace, units: list[Unit], number: int) -> Callable:
-    return import_module(args.worker).worker(args, units, number)  # imports torch, in a worker only
+    return import_module(f"open_clip_mdc.cli.{args.tool}").worker(args, units, number)
 
 
 def find_units(paths: list[str]) -> list[Unit]:
@@ -101,8 +100,7 @@ def check_settings(settings: dict, tables: Iterable[Path]) -> None:
 def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bool], None]]:
     """Show a progress bar of images. Yields a function to call when a unit is done.
 
-    Its arguments are the unit, its number of images, and whether its table was there before. The bar moves image by
-    image, but with Ray only when a shard is done.
+    Its arguments are the unit, its number of images, and whether its table was there before.
     """
     sizes, over, before, done = sizes_of(units), threading.Event(), 0, 0
     READ.value = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ..data.files import end_when_terminated
-from ..data.outputs import is_folder, ready
+from ..data.outputs import ready
 from ..errors import Refusal, complaint, of_worker, read_flags
 from ..version import __version__
 from . import arguments as flags
@@ -36,9 +36,6 @@ TOOLS = {
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
 MOVED = {"lengths": "make figure3", "schedule-search": "docs/training.md", "judge": "make table3",
          "prepare cub": "docs/data.md", "prepare recap": "docs/data.md"}
-# The modules that send shards to Ray, where the tool's `worker` writes a table of each. They import no torch.
-DRIVERS = {"caption": "open_clip_mdc.bulk.units", "embed": "open_clip_mdc.bulk.units",
-           "score": "open_clip_mdc.cli.score_pairs"}
 
 
 def examples(tool: str) -> str:
@@ -78,19 +75,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
         import argcomplete
         argcomplete.autocomplete(parser)
-    args = read_flags(parser.parse_args, argv)
-    args.worker = f"{__name__}.{args.tool}" if args.tool in DRIVERS else None
-    return args
+    return read_flags(parser.parse_args, argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a tool. Exits with status 2 and one line on wrong usage or bad input."""
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     args = parse(argv)
-    module = f"{__name__}.{args.tool.replace('-', '_')}"
-    if getattr(args, "engine", None) == "ray" and is_folder(args.out):
-        module = DRIVERS.get(args.tool, module)
-    finish(lambda: import_module(module).run(args), args, argv)
+    finish(lambda: import_module(f"{__name__}.{args.tool.replace('-', '_')}").run(args), args, argv)
 
 
 def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -> None:

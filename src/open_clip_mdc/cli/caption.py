@@ -2,7 +2,7 @@
 
     open_clip_mdc caption --pretrained RUN photos/ 'more/*.jpg' 'shards/{000..009}.tar' --html captions.html
     open_clip_mdc caption --pretrained RUN cat.jpg --text 'a [MASK] cat on a [MASK]'
-    open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --engine local --jobs 8
+    open_clip_mdc caption --pretrained RUN 'shards/{000..999}.tar' --out captions/ --jobs 8
     open_clip_mdc caption --pretrained RUN val2014/ --out captions_val2014_mdc_results.json
     open_clip_mdc caption --pretrained RUN photos/ --clip ViT-B-32:clip.pt --clip-scale 1 --out guided.jsonl \\
         --html both.html --compare captions.jsonl
@@ -42,7 +42,7 @@ from .caption_page import page_facts, read_captions
 from .noted import noted
 from .page import card, legend, printable, shown, shown_lines, shown_model, thumbnail, write_page
 from .rows import write_rows
-from .shared import check_engine, check_length, load_captioner, null_image
+from .shared import check_jobs, check_length, load_captioner, null_image
 
 # Settings that decide a caption, in the order in which journals and tables list them.
 SETTINGS = ("length", "min_length", "tokens_per_step", "repeats", "sampler", "steps", "text", "temperature", "top_k",
@@ -73,7 +73,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--html, --limit and --clip need an --out that is one file, such as captions.jsonl")
     if args.samples > 1 and not args.select:
         raise ValueError("--samples draws several captions, but only one is written: add --select consensus")
-    check_engine(args)
+    check_jobs(args)
     check_length(args)
 
 
@@ -136,7 +136,6 @@ def worker(args: argparse.Namespace, units: list, number: int):
     from ..bulk.units import files_of
     from .shard_table import table_worker
     schema = schema_of("key")
-    check(args)  # Ray's driver imports no torch and so could not
     loaded = load_captioner(args, number)
     options, blind = decoding_options(args, loaded, [file for unit in units for file in files_of(unit)])
 

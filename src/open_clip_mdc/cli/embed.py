@@ -1,7 +1,7 @@
 """Write image features of webdataset shards as Parquet tables, to probe, search or cluster them.
 
     open_clip_mdc embed --pretrained RUN 'shards/{000..009}.tar' photos/ --out features/
-    open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --kind patches --layer 5 --engine ray
+    open_clip_mdc embed --pretrained RUN 'shards/{000..999}.tar' --out features/ --kind patches --layer 5 --jobs 8
 
 OUT/SHARD.parquet (OUT/FOLDER.parquet for a folder of images) has the columns key and feature. A feature is [D], or
 [P, D] for patches, in float32, or in float16 with --precision bf16 and fp16. gap is the mean of the patch tokens, which

@@ -33,9 +33,9 @@ from ..data.paths import for_shell
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, load
 from ..integration.runs import find
-from ..models import convert as conversion
 from ..models.towers import patch_tokens
 from ..text.vocabulary import write_merges
+from . import conversion
 from .model_card import model_card
 
 TOLERANCE = 1e-4  # largest difference of a feature, whose scale is 1, computed by other kernels

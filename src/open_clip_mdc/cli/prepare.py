@@ -59,8 +59,11 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
     return rows
 
 
-def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str, Sample]]:
-    """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons."""
+def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) -> Iterator[tuple[str, Sample]]:
+    """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons.
+
+    Without `skip` raise ValueError once there are as many as a message names: more would be work in vain.
+    """
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         given = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in given if is_text(text)]  # no line end, no U+001E
@@ -79,6 +82,8 @@ def usable(samples: Iterable[Sample], left_out: list[str]) -> Iterator[tuple[str
         except (OSError, ValueError) as problem:  # ValueError also for a name that no file can have
             # The name comes from the data. Quoting keeps it on one line.
             left_out.append(f"{name!r}: {getattr(problem, 'strerror', None) or problem}")
+            if not skip and len(left_out) == MAX_SHOWN:
+                refuse(left_out)
 
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
@@ -129,7 +134,7 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
     hints = []
     with new_folder(out) as folder:
         for split, samples in splits.items():
-            found = usable(samples, left_out)
+            found = usable(samples, left_out, skip)
             sizes = write_test(folder, found) if split == "test" else write_split(
                 folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
             if not sizes:

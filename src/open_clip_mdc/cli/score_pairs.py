@@ -16,7 +16,7 @@ from ..data.csv_pairs import TABLES, split_csv
 from ..data.outputs import is_folder
 from ..data.paths import SHARDS, check_kind, to_shards
 from ..errors import complain
-from .shared import check_engine
+from .shared import check_jobs
 
 GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns image,caption"
 
@@ -32,7 +32,7 @@ def check(args: argparse.Namespace) -> None:
     if args.plain and (args.blind_images or args.top is not None or args.alpha != 1):
         raise ValueError("--plain leaves out the blind and the debiased score, which --blind-images, --alpha and --top "
                          "are about")
-    check_engine(args)
+    check_jobs(args)
 
 
 def run(args: argparse.Namespace) -> None:

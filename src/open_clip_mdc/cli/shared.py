@@ -36,10 +36,10 @@ def load_plugins(args: argparse.Namespace) -> None:
         load_plugin(plugin)
 
 
-def check_engine(args: argparse.Namespace) -> None:
-    """Raise ValueError for --engine or --jobs with an --out that is one file."""
-    if not is_folder(args.out) and (args.jobs or args.engine != "local"):
-        raise ValueError(f"--engine and --jobs are for tables of shards: make --out {args.out} a folder (no suffix)")
+def check_jobs(args: argparse.Namespace) -> None:
+    """Raise ValueError for --jobs with an --out that is one file."""
+    if args.jobs and not is_folder(args.out):
+        raise ValueError(f"--jobs is for tables of shards: make --out {args.out} a folder (no suffix)")
 
 
 def check_length(args: argparse.Namespace) -> None:
@@ -67,11 +67,11 @@ def load_captioner(args: argparse.Namespace, number: int = 0, any_project: bool 
     if getattr(args, "batch_size", 0) is None:
         args.batch_size = 128 if on_cuda else 32
     if getattr(args, "workers", 0) is None:
-        local = 1 if getattr(args, "engine", None) == "ray" else jobs
-        args.workers = max(1, min(MOST_WORKERS if on_cuda else 2, ((os.cpu_count() or 1) - 1) // local))
+        args.workers = max(1, min(MOST_WORKERS if on_cuda else 2, ((os.cpu_count() or 1) - 1) // jobs))
     if device == "cuda" and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
-    if jobs > 1 and args.engine == "local":
+        torch.cuda.set_device(device)  # a thread that pins memory would make a context on the first one
+    if jobs > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     keep_freed_memory(device)
     precision = getattr(args, "precision", "fp32")

@@ -56,7 +56,7 @@ class Features:
 
     def index(self, files: list[Path]) -> None:
         """Read the hashes of all files, sorted, with the place of each in the row of all images: 24 bytes an image."""
-        found = [np.empty((0, 16), np.uint8), *(cache.read_tensors(file)["digests"].numpy() for file in files)]
+        found = [np.empty((0, 16), np.uint8), *(cache.read_tensors(file)["digests"].numpy().copy() for file in files)]
         self.files, self.starts = files, np.cumsum(list(map(len, found)))
         digests = np.ascontiguousarray(np.concatenate(found)[::-1]).view(DIGEST).ravel()
         # Of an image that comes again, the last place counts, which is the first one in the reversed order.
@@ -80,6 +80,8 @@ class Features:
         number = np.searchsorted(self.starts, place, side="right") - 1
         file = self.files[number]
         if file not in self.opened:
+            if len(self.opened) == 30_000:  # Linux maps 65,530 files at most
+                self.opened.clear()
             self.opened[file] = cache.read_tensors(file)["tokens"]
         return self.opened[file][place - self.starts[number]]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..models.captioner import Captioner
 from ..models.interface import ImageKV, Network, StepLogits
+from ..models.precision import in_eval_mode
 from ..objectives.times import mask_condition
 from ..text.special_tokens import caption_lengths, eot_id
 from .beam import beam_search, sample
@@ -67,8 +68,6 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
     """
     vocab_size, longest = model.vocab_size, model.context_length - 2
     in_blocks = model.objective.order == "blocks"
-    if text is None and not model.objective.scorers:
-        raise OptionError("this model can only fill in words: give {text}, a caption with [MASK]")
     if text is None and not in_blocks:
         options = replace(options, length=default_length(model)) if options.length is None else options
         options.check_length(longest, model.length_head is not None)
@@ -149,6 +148,8 @@ def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, g
     Raises ValueError if an argument is out of range.
     """
     causal = searches(options, model.objective)
+    if not model.objective.scorers and options.get("text") is None:
+        raise OptionError("this model can only fill in words, if anything: give {text}, a caption with [MASK]")
     if causal:
         wanted = Search(**options)
     else:
@@ -157,6 +158,8 @@ def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, g
     samples, select = wanted.samples, wanted.select
     if guide is not None:
         check_scale("clip_scale", guide.scale)
+        if len(guide.known) != len(image):
+            raise ValueError("the guide has seen another number of images: give one for each batch")
         if guide.scale and (causal or model.objective.order != "any"):
             raise ValueError("CLIP guides whole captions of masked diffusion only. This model reads from left to "
                              "right: rerank its captions instead")
@@ -164,9 +167,7 @@ def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, g
             check_rule("clip_scale", wanted.sampler)
     if rerank and (guide is None or samples < 2 or select):
         raise ValueError("reranking needs a guide and two samples or more, and no select")
-    was_training = model.training
-    model.train(False)
-    try:
+    with in_eval_mode(model):
         decoded = search_images(model, image, wanted) if causal else \
             unmask_images(model, image, options=wanted, guide=guide, **given)
         if rerank or select:
@@ -175,8 +176,6 @@ def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, g
             best = value.view(-1, samples).argmax(1)
             rows = best + samples * torch.arange(len(best), device=best.device)
             decoded = Decoded(*(part[rows] for part in decoded))
-    finally:
-        model.train(was_training)
     return cut(decoded, model.vocab_size, return_trace)
 
 

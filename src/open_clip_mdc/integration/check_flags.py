@@ -88,6 +88,8 @@ def find_model_problem(args) -> str | None:
             except ValueError as problem:
                 return f"--{flag}: {problem}"
     sharded = args.resume and getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))
+    if args.resume == "latest" and not args.name:
+        return "--resume latest needs --name: give that of the run"
     if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(
             args.resume) and not sharded:
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
@@ -115,8 +117,9 @@ def find_cache_problem(args) -> str | None:
     for wrong, why in (
             (not whole, "needs the whole tower locked, by --lock-image, or at first, by --unlock-image-after"),
             (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
-            (args.dataset_type == "synthetic" or args.train_data and is_csv(args.train_data, args),
-             "needs shards: make them of the table by open_clip_mdc prepare"),
+            (args.dataset_type == "synthetic" or args.train_data and (
+                is_csv(args.train_data, args) or ":" in args.train_data.replace("::", "")),
+             "needs local shards: make them of a table by open_clip_mdc prepare"),
             (has_own_keys(args), "does not work with --text-key, --json-text-key or --image-key: prepare shards by "
              "open_clip_mdc prepare shards"),
             ("vq_cfg" in config or config.get("caption_cfg", {}).get("regions", 1) > 1,

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from open_clip_train.data import DataInfo, ResampledShards2, SharedEpoch
 from open_clip_train.distributed import world_info_from_env
 from PIL import Image
@@ -155,8 +156,13 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         cache = FeatureCache(args.cache_features, args.train_data, preprocess_fns[1],
                              getattr(args, "unlock_image_after", None))
         train = Cached(cache, train)
-    one = image_bytes(preprocess_fns[1]) // (4 if normalize and args.train_data else 1)  # bytes or floats
+    # Bytes or floats. Cached tokens have less than an image's floats.
+    one = image_bytes(preprocess_fns[1]) // (4 if normalize and args.train_data and cache is None else 1)
     args.workers = args.workers and fitting(args.workers, args.batch_size * one)
+    if getattr(args, "distributed", False):  # the number of steps follows from that of workers
+        fewest = torch.tensor(args.workers, device=args.device)
+        dist.all_reduce(fewest, dist.ReduceOp.MIN)
+        args.workers = int(fewest)
     data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
     for info in data.values():
         loader = getattr(info.dataloader, "pipeline", [info.dataloader])[0]

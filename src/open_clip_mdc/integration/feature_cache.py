@@ -62,17 +62,16 @@ class FeatureCache(Features):
 
     @torch.no_grad()
     def _write(self, counts: list[int], tower: nn.Module, shard: str, precision: str, device: str, file: Path) -> None:
-        training, digests, tokens = tower.training, [], []
+        training, digests, known = tower.training, [], towers.tower(tower)
+        count = sum(1 for _ in read_samples(shard))  # the most. Memory that nothing is written to is not taken
+        tokens = torch.empty(count, known.num_patches, known.width, dtype=torch.float16)
         tower.eval()
         for names, image in batches(shard, self.transform):
             with get_autocast(precision, device_type=torch.device(device).type)():
-                found = towers.patch_tokens(tower, image.to(device))
+                tokens[len(digests):len(digests) + len(names)] = towers.patch_tokens(tower, image.to(device))
             digests += names
-            tokens.append(found.to("cpu", torch.float16))
         tower.train(training)
-        known = towers.tower(tower)
-        shape = known.num_patches, known.width
-        save(file, digests, torch.cat([torch.empty(0, *shape, dtype=torch.float16), *tokens]))
+        save(file, digests, tokens[:len(digests)])
         counts.append(len(digests))
 
     def pairs(self, samples: Iterable[dict], shared_epoch: SharedEpoch) -> Iterator[dict]:

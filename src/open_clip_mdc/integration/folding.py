@@ -43,7 +43,7 @@ def read_only_tokens(kept: dict, visual: nn.Module, image: Tensor, masked: Tenso
     """Return `patch_tokens` [B, P, D] by a folded copy, which `kept` holds, and in training by the tower itself."""
     if masked is not None or image.ndim == 3 or visual.training or torch.is_grad_enabled():
         return patch_tokens(visual, image, masked)
-    version = id(visual), image.device, sum(x._version for x in (*visual.parameters(), *visual.buffers()))
+    version = image.device, [(x.data_ptr(), x._version) for x in (*visual.parameters(), *visual.buffers())]
     if kept.get("version") != version:
         kept.update(version=version, tower=checked(visual, image[:1]))
     return patch_tokens(kept["tower"], image)

@@ -17,6 +17,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from ..objectives.registry import OBJECTIVES
 from . import configs
 
 OWN = "open_clip_mdc.extras"
@@ -29,19 +30,28 @@ def load_plugin(name: str) -> None:
 
     Raises ValueError if it cannot be imported, or if its JSON file holds no rows.
     """
-    key = name_of(name)
+    key, objectives, modules = name_of(name), OBJECTIVES.copy(), {*sys.modules}
     if key in _loaded:
+        if name.endswith(".py") and not Path(name).samefile(sys.modules[key].__file__):
+            raise ValueError(f"--plugin {name}: a plug-in {key} is loaded already: give the file another name")
         return
     try:
-        module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
-    except Exception as problem:  # a plug-in is anybody's code
-        raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
-    rows = Path(module.__file__ or "").with_suffix(".json")
-    if rows.is_file():
         try:
-            configs.add_rows(json.loads(rows.read_text(encoding="utf-8"))["rows"])
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"--plugin {name}: {rows} holds no rows of model names ({problem})") from problem
+            module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
+        except Exception as problem:  # a plug-in is anybody's code
+            raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
+        rows = Path(module.__file__ or "").with_suffix(".json")
+        if rows.is_file():
+            try:
+                configs.add_rows(json.loads(rows.read_text(encoding="utf-8"))["rows"])
+            except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                raise ValueError(f"--plugin {name}: {rows} holds no rows of model names ({problem})") from problem
+    except ValueError:  # so that it can be mended and loaded again
+        OBJECTIVES.clear()
+        OBJECTIVES.update(objectives)
+        if key not in modules:
+            sys.modules.pop(key, None)
+        raise
     _loaded.add(key)
 
 

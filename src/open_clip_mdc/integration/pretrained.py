@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ..decoding.sampling import Decoded
 from ..errors import check_numbers, check_options
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner
+from ..models.precision import in_eval_mode
 from ..models.towers import patch_tokens, tower
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
@@ -104,8 +105,9 @@ class PretrainedCaptioner:
         return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
     def _encode(self, encode: Callable[[Tensor], Tensor], images: Images, batch_size: int) -> Tensor:
-        with torch.inference_mode(), self.autocast():
-            return torch.cat([encode(x).float().cpu() for x in self.batches(images, batch_size)])
+        with torch.inference_mode(), self.autocast(), in_eval_mode(self.model):
+            parts = [encode(x).float().cpu() for x in self.batches(images, batch_size)]
+        return torch.cat(parts)  # no inference tensor, so that a probe can be trained on it
 
     def encode_image(self, images: Images, normalize: bool = False, batch_size: int = 32) -> Tensor:
         """Return the average-pooled features that a linear probe takes, float32 [B, D], on the CPU.
@@ -121,8 +123,11 @@ class PretrainedCaptioner:
         """
         if not hasattr(self.model, "encode_text"):
             raise ValueError("this captioner has no text embeddings: train one whose name ends in -contrastive")
-        text = tokenize_whole(as_captions(captions)[0], self.tokenizer, self.model.context_length)
-        with torch.inference_mode(), self.autocast():
+        each = as_captions(captions)
+        if len(each) > 1:
+            raise ValueError("encode_text takes one caption or a list of captions, not a list for each image")
+        text = tokenize_whole(each[0], self.tokenizer, self.model.context_length)
+        with torch.inference_mode(), self.autocast(), in_eval_mode(self.model):
             return self.model.encode_text(text.to(self.device), normalize).float().cpu()
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:
@@ -136,7 +141,7 @@ class PretrainedCaptioner:
         """
         images = as_list(images)
         decoding.check_null_images(len(images), "blind_images")
-        with self.autocast():
+        with self.autocast(), in_eval_mode(self.model):
             return scoring.mean_image(self.model, self.batches(images, batch_size))
 
     def _null_image(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
@@ -244,9 +249,13 @@ class PretrainedCaptioner:
             return blind.expand(len(images), -1).clone()
         texts = text.expand(len(images), -1, -1).split(batch_size)
         for image, own in zip(self.batches(images, batch_size), texts, strict=True):
-            with self.autocast():
+            with self.autocast(), in_eval_mode(self.model):
                 plain.append(self.model.log_likelihood(image, own, **options).cpu())
         return torch.cat(plain) - (1.0 if alpha is None else alpha) * blind
+
+
+def tokens_of(kept: dict, *image) -> Tensor:  # tower, images, and which tokens are masked
+    return read_only_tokens(kept, *image) if len(image[1]) >= MANY else patch_tokens(*image)
 
 
 def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
@@ -293,9 +302,7 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     if compile and not device.startswith("cuda"):
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
-    kept: dict = {}
-    model.patch_tokens = lambda *image: (  # tower, images, and which tokens are masked
-        read_only_tokens(kept, *image) if len(image[1]) >= MANY else patch_tokens(*image))
+    model.patch_tokens = partial(tokens_of, {})
     if compile:
         from ..models.step_graphs import compile_for_captions
         compile_for_captions(model)

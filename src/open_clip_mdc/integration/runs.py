@@ -210,7 +210,7 @@ def check_folder(model_name: str) -> None:
 
 def has_latest(args) -> bool:
     """Return whether there is a checkpoint for --resume latest. Without one OpenCLIP starts from scratch."""
-    return args.name is not None and any(Path(args.logs, args.name, "checkpoints").glob("epoch_*.pt"))
+    return any(Path(args.logs, args.name, "checkpoints").glob("epoch_*.pt"))
 
 
 def bring_latest(args) -> None:

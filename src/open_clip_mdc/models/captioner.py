@@ -122,12 +122,10 @@ class Captioner(OpenCLIPSeam, CaptionReader):
 
     def losses(self, image_embs: Tensor, captions: Captions) -> dict[str, Tensor]:
         """Return what `forward` returns, from patch tokens [B, P, D]."""
-        if self.training and self.objective.forward is not None:
-            token_nll, captions = self.objective.forward(self, image_embs, captions)
-        else:
-            token_nll = self.token_nll(image_embs, captions)
-        output = {"token_nll": token_nll, "token_weight": captions.predicted.weight,
-                  "num_target": captions.num_target, "logit_scale": self.logit_scale}
+        own = self.training and self.objective.forward
+        token_nll, learnt = own(self, image_embs, captions) if own else (self.token_nll(image_embs, captions), captions)
+        output = {"token_nll": token_nll, "token_weight": learnt.predicted.weight, "num_target": learnt.num_target,
+                  "logit_scale": self.logit_scale}
         if self.length_head is not None:
             num_target = captions.num_target.view(len(image_embs), -1)[:, 0]  # [B], the same in all rows of an image
             output["length_nll"] = length_nll(self.length_head(image_embs), num_target)

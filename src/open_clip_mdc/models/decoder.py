@@ -157,8 +157,7 @@ class TextDecoder(nn.Module):
         if steps is not None:
             self.time_embedding = TimeEmbedding(steps + 1, cfg.width)
             self.time_embedding.register_load_state_dict_pre_hook(fill_missing_from_init)
-        self.blocks = nn.ModuleList(
-            DecoderBlock(cfg, image_width, act_layer, norm_layer) for _ in range(cfg.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(cfg, image_width, act_layer, norm_layer) for _ in range(cfg.layers))
         self.ln_final = norm_layer(cfg.width)
         self.output = VocabularyProjection(cfg.width, cfg.vocab_size, bias=False)
         self.grad_checkpointing = False

@@ -1,7 +1,7 @@
 """Translates names of image tower weights between timm, OpenCLIP and four model families of transformers.
 
-timm's names are the common form. tower_weights.py reads weights by these tables, and convert.py writes by them, in the
-opposite direction. A pattern that begins with a dot matches anywhere in a name, any other only at its beginning.
+timm's names are the common form. tower_weights.py reads weights by these tables, and cli/conversion.py writes by them,
+in the opposite direction. A pattern that begins with a dot matches anywhere in a name, any other only at its beginning.
 """
 from collections.abc import Mapping
 

@@ -66,6 +66,8 @@ class OpenCLIPSeam(nn.Module):
         """Set the mode. A locked image tower, or each locked BatchNorm in it, stays in eval mode: see `keep_locked`."""
         super().train(mode)
         self.tower.keep_locked()
+        if mode:  # a fused optimizer changes weights without a trace that `with_cast_blocks` could see
+            self.text.__dict__.pop("cast", None)
         return self
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:

@@ -1,7 +1,7 @@
 """Controls the decoder's precision: autocast in training, and outside training float32 logits and pre-cast blocks."""
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 
 import torch
@@ -34,6 +34,21 @@ def in_training_step(module: nn.Module) -> bool:
     # Not told by gradients, as OpenCLIP runs the first pass of --accum-freq without them. Scoring and decoding use eval
     # mode or inference mode. Only training compiles a captioner, and asking for inference mode would break its graph.
     return module.training and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Return a context in which the model is in eval mode. Each of its modules gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules() if model.training]
+    if modes:
+        model.eval()
+    try:
+        yield
+    finally:
+        if modes:
+            model.train()  # for what modules do at that moment
+        for module, mode in modes:
+            module.training = mode
 
 
 def in_float32(method: Callable) -> Callable:
@@ -77,14 +92,13 @@ def in_chosen_precision(method: Callable) -> Callable:
 
 
 def with_cast_blocks(decoder: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Return the decoder with a lower-precision copy of its blocks. It is copied again only if weights changed.
+    """Return the decoder with a lower-precision copy of its blocks, made again after a change in place or `train()`.
 
-    A change through `.data` is not seen. After one, delete the decoder's attribute `cast`.
+    A change through `.data` or by a fused optimizer is not seen. After one in eval mode, delete the attribute `cast`.
     """
     parameters = list(decoder.blocks.parameters())
     if dtype is None or parameters[0].dtype != torch.float32:
         return decoder
-    # The version of a tensor grows when it is written in place, as by an optimizer.
     state = dtype, [(p.data_ptr(), p._version) for p in parameters]
     if decoder.__dict__.get("cast", (None,))[0] != state:
         with torch.inference_mode(False), torch.no_grad():

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -142,7 +143,7 @@ class Tower:
         if kind not in FEATURES:
             raise ValueError(f"kind is {kind!r}: it must be {', '.join(FEATURES[:-1])} or {FEATURES[-1]}")
         count = self.num_layers
-        if not isinstance(layer, int) or isinstance(layer, bool) or not -count <= layer < count:
+        if not isinstance(layer, Integral) or isinstance(layer, bool) or not -count <= layer < count:
             raise ValueError(f"layer is {layer!r}; this image tower has layers 0 to {count - 1}, or -{count} to -1")
         if kind == "cls":
             if not self.has_class_token:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..text.packing import NoisedCaptions
 from ..text.special_tokens import eot_id, target_tokens
 from .config import CaptionCfg
-from .masked import forward_process, loss_weight, sample_t
+from .masked import masked_diffusion
 from .registry import register_objective
 
 FUNCTION_WORDS = (  # articles and their kind, conjunctions, prepositions, pronouns, auxiliary verbs, punctuation
@@ -57,7 +57,4 @@ def concepts(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
     concept = target & ~given
     # No caption is without a target, as the loss is divided by their number.
     target = concept.where(concept.any(1, keepdim=True), target)
-    t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
-    noisy, masked = forward_process(text, target, t, vocab_size, generator)
-    weight = torch.where(masked, loss_weight(t, cfg.loss_weight)[:, None], 0)
-    return NoisedCaptions(noisy, masked, weight, target, False, t)
+    return masked_diffusion(text, vocab_size, cfg, u, generator, target)

@@ -42,6 +42,8 @@ class CaptionLoss(nn.Module):
         # The divisor counts target tokens, not predicted ones. So a token's gradient does not depend on how many others
         # were masked, and accumulated micro-batches add up to the whole batch. The paper does not say what it divides
         # by.
+        if token_nll.shape != token_weight.shape:
+            raise ValueError(f"the objective gave losses {list(token_nll.shape)} of {len(token_weight)} tokens")
         losses = {"caption_loss": (token_weight * token_nll).sum() / num_target.sum()}  # [M] and [R] -> a scalar
         if length_nll is not None:
             losses["length_loss"] = length_nll.mean()

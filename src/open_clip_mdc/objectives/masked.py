@@ -46,10 +46,10 @@ def whole_interval(text: Tensor, vocab_size: int, u: Tensor,
 
 @register_objective("mdc", corrupt_full_interval=whole_interval)
 def masked_diffusion(text: Tensor, vocab_size: int, cfg: CaptionCfg, u: Tensor,
-                     generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Mask tokens with probability t, and weight the masked ones by 1/t (Algorithm 1)."""
+                     generator: torch.Generator | None = None, target: Tensor | None = None) -> NoisedCaptions:
+    """Mask tokens with probability t, and weight the masked ones by 1/t (Algorithm 1). `target` [B, L] may be."""
     # SOT is given and padding is nothing, so neither is masked.
-    target = target_tokens(text, vocab_size)
+    target = target_tokens(text, vocab_size) if target is None else target
     t = sample_t(u, cfg.t_min, cfg.t_max).to(text.device)
     noisy, masked = forward_process(text, target, t, vocab_size, generator)
     # torch.where, not a product: for tiny t the weight is infinite in float32, and 0 * inf is NaN.

@@ -46,6 +46,8 @@ def register_objective(name: str, *, corrupt_full_interval: Callable | None = No
     def add(corrupt: Callable) -> Callable:
         if name in OBJECTIVES:
             raise ValueError(f"there is an objective {name!r} already")
+        if order not in ("any", "causal", "blocks") or isinstance(scorers, str):
+            raise ValueError(f"objective {name!r}: order is 'any', 'causal' or 'blocks', scorers is a tuple of names")
         OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule, forward,
                                      weighs_words)
         return corrupt

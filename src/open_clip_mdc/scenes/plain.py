@@ -49,19 +49,25 @@ TEMPLATES = ("a {c}", "a picture of a {c}")
 
 
 @dataclass(frozen=True)
-class World:
-    """The settings of the world."""
+class AnyWorld:
+    """The settings of all worlds."""
 
     pixels: int = 32  # side of an image
-    objects: int = 2  # number of objects in a scene
-    sizes: bool = False  # whether captions name the size, "small" or "large"
     seed: int = 0
-    fewest: int | None = None  # draw the number of objects from this one to `objects`
-    without: str | None = None  # one of CLASS_NAMES, which is not in train/ and val/ but in splits of its own
 
     def rng(self, stream: str, index: int) -> random.Random:
         """Return the random numbers of one sample, a function of the seed, a stream such as the split, and an index."""
         return random.Random(f"{self.seed}/{stream}/{index}")
+
+
+@dataclass(frozen=True)
+class World(AnyWorld):
+    """The settings of the world."""
+
+    objects: int = 2  # number of objects in a scene
+    sizes: bool = False  # whether captions name the size, "small" or "large"
+    fewest: int | None = None  # draw the number of objects from this one to `objects`
+    without: str | None = None  # one of CLASS_NAMES, which is not in train/ and val/ but in splits of its own
 
 
 @dataclass(frozen=True)

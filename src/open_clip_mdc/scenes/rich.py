@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from .drawing import BACKGROUNDS, COLOURS, OUTLINES, SceneObject
-from .plain import COUNTS, Probe, words, words_of
+from .plain import COUNTS, AnyWorld, Probe, words, words_of
 
 RADII = {"small": (0.27, 0.31), "medium": (0.36, 0.39), "large": (0.45, 0.48)}  # in cells of half the image's side
 KINDS = tuple((colour, shape) for colour in COLOURS for shape in OUTLINES)
@@ -50,16 +50,10 @@ REFERENCES = 5  # number of reference captions of a scene
 
 
 @dataclass(frozen=True)
-class World:
+class World(AnyWorld):
     """The settings of the world."""
 
-    pixels: int = 32  # side of an image
-    seed: int = 0
     noise: float = 0.0  # share of training captions that do not describe the image
-
-    def rng(self, stream: str, index: int) -> random.Random:
-        """Return the random numbers of one sample, a function of the seed, a stream such as the split, and an index."""
-        return random.Random(f"{self.seed}/{stream}/{index}")
 
 
 @dataclass(frozen=True)

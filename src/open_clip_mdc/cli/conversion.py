@@ -13,9 +13,9 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from . import names
-from .captioner import Captioner
-from .towers import patch_tokens, tower
+from ..models import names
+from ..models.captioner import Captioner
+from ..models.towers import patch_tokens, tower
 
 if TYPE_CHECKING:
     from transformers import CLIPVisionModel
