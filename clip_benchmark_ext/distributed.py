@@ -28,6 +28,10 @@ def rank_and_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
 
+def is_first() -> bool:
+    return rank_and_size()[0] == 0
+
+
 def own_batches(dataloader: Iterable, description: str, count: int | None = None) -> Iterator[tuple[int, tuple]]:
     """Yield this process's batches with their numbers, and show a progress bar. A stream is read whole by each process.
 

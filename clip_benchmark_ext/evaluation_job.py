@@ -112,9 +112,8 @@ class Job(NamedTuple):
             if not args.dataset.startswith("wds/"):
                 raise
             raise FileNotFoundError(
-                f"no webdataset in {root}: --dataset_root should be a folder with {split}/nshards.txt and "
-                f"{split}/0.tar, ..., or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main"
-                ) from problem
+                f"no webdataset in {root}: --dataset_root should be a folder with {split}/nshards.txt and {split}/0.tar"
+                ", ..., or https://huggingface.co/datasets/clip-benchmark/wds_NAME/tree/main") from problem
         except UnicodeDecodeError as problem:
             raise ValueError(f"a text in {root} is not UTF-8 ({problem}): save it as UTF-8") from problem
         except AssertionError as problem:  # clip_benchmark's, such as for missing class names

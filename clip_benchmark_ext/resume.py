@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from open_clip_mdc.data.journal import Journal
 
-from .distributed import everywhere, merge, rank_and_size
+from .distributed import everywhere, is_first, merge, rank_and_size
 
 Batch = TypeVar("Batch")
 
@@ -26,7 +26,7 @@ def resumed(batches: Iterable[tuple[int, Batch]], file: Path, key: dict, make: C
     """
     done = ChainMap(*(Journal(part, key, "batch").read() for part in journals(file)))
     everywhere(True)  # wait until all have read, as an empty journal of this run is removed again
-    if done and rank_and_size()[0] == 0:
+    if done and is_first():
         logging.warning("resuming an interrupted run: %d batches are done", len(done))
     rows = []
     with Journal(file.with_name(f"{file.name}.part{rank_and_size()[0]}"), key, "batch") as journal:

@@ -19,7 +19,7 @@ from open_clip_mdc.integration.configs import is_captioner
 from open_clip_mdc.objectives.config import CaptionCfg
 
 from . import foreign, foreign_datasets, results
-from .distributed import everywhere, rank_and_size
+from .distributed import everywhere, is_first
 from .evaluation_job import Job
 from .flags import Flags
 from .models import is_encoder, load_model, resolve
@@ -81,7 +81,7 @@ def load(job: Job, of_towers: bool) -> Job:
 def evaluate(args: Namespace, flags: Flags) -> int:
     args = copy(args)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    args.verbose = args.verbose and rank_and_size()[0] == 0
+    args.verbose = args.verbose and is_first()
     args.dataset = foreign_datasets.known_name(args.dataset)
     args.model, args.pretrained = resolve(args.model, args.pretrained)
     if flags.corruption is not None:  # before the long work
@@ -119,7 +119,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     batches = job.load_test()
     about = describe()  # before the long work, so that the next run notices files that change during it
     metrics = task.evaluate(job, batches)
-    if rank_and_size()[0] == 0:
+    if is_first():
         if items := metrics.pop("items", None):
             results.write_items(output, items)
         # Class ids are the places of one's own folders in the alphabet.

@@ -25,7 +25,7 @@ from .distributed import everywhere, merge, own_batches
 Encode = Callable[[Tensor], dict[str, Tensor]]  # images [B, 3, H, W] -> tensors [B, ...]
 
 
-MOST_OPEN = 256  # files that are mapped at once, as Linux allows a process 65,530 maps
+MOST_OPEN = 16_000  # files that are mapped at once, of some tensors each. Linux allows a process 65,530 maps
 
 
 class TokenCache:

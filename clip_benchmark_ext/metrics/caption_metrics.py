@@ -196,8 +196,7 @@ def failure(errors: str) -> str:
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
     """Return METEOR 1.5 of all tokenized captions, and of each.
 
-    Its program answers a line per caption with the caption's statistics. It answers a line with all of these with a
-    score per caption and the score of all.
+    Its program answers a caption with its statistics, and those of all captions with a score of each and of all.
     """
     def sentence(text: str) -> str:
         return text.replace("|||", " ")  # separates the fields

@@ -35,7 +35,7 @@ from open_clip_mdc.models.foreign.base import ForeignCaptioner
 from open_clip_mdc.text.special_tokens import caption_lengths, decode_captions
 
 from ..datasets.caption_data import read_batch, unique_ids
-from ..distributed import merge, own_batches, rank_and_size
+from ..distributed import is_first, merge, own_batches
 from ..evaluation_job import Job
 from ..features import describe_data
 from ..metrics import clipscore as clipscore_module
@@ -119,7 +119,7 @@ def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None)
     key = {"model": fingerprint(getattr(job.model, "model", job.model)), "data": describe_data(batches),
            "decoding": in_files(job.options), "precision": precision(**job.common),
            **({"clip": fingerprint(clip.model)} if clip else {})}
-    first = rank_and_size()[0] == 0
+    first = is_first()
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved is not None:
         logging.warning("captions are taken from %s, which has the same weights, data and settings", file)
@@ -211,13 +211,13 @@ def run(job: Job, batches: DataLoader) -> dict:
         try_output(coco)
         ids = coco_ids(batches, args.dataset)
     saved = load_or_decode(job, batches, file, clip)
-    if coco and rank_and_size()[0] == 0:
+    if coco and is_first():
         write_json(coco, coco_results(saved["captions"], dict(zip(saved["captions"], ids, strict=True))))
     references, of_clip = saved["references"], {}
     if scoring is not None:
         of_clip = clipscore_module.evaluate(scoring, job.load(args.split, scoring.transform), saved["captions"],
                                             references, args.device)
-    if rank_and_size()[0] > 0:
+    if not is_first():
         return {}
     counts = {i: [len(job.tokenizer.encode(text)) for text in texts] for i, texts in references.items()}
     groups = [case.group for case in getattr(batches.dataset, "cases", ())]

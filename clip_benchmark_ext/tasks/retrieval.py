@@ -35,7 +35,7 @@ from open_clip_mdc.models.precision import without_autocast
 from open_clip_mdc.text.special_tokens import not_whole
 
 from ..datasets.caption_data import read_batch, unique_ids
-from ..distributed import merge, own_batches, rank_and_size
+from ..distributed import is_first, merge, own_batches
 from ..evaluation_job import Job
 from ..features import cached_features, describe_data, feature_path
 from ..metrics.clipscore import encode_texts
@@ -124,7 +124,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
             return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
 
     found = cached_features(args.feature_root, key, extract, f"{args.model} {args.pretrained} {args.dataset}")
-    if rank_and_size()[0] == 0:
+    if is_first():
         for part in journals(file):
             part.unlink()
     return found

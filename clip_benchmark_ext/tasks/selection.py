@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.decoding.options import NULL_IMAGES
+from open_clip_mdc.decoding.options import MIN_NULL_IMAGES, NULL_IMAGES
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import not_whole
@@ -31,7 +31,7 @@ Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]
 def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
     """Return the null image: patch tokens averaged over the data set's first images, [P, D].
 
-    It is the same on every process.
+    It is the same on every process. A warning tells if there are so few that their mean still shows them.
     """
     images, seen = [], 0
     for image, *_ in dataloader:
@@ -39,6 +39,8 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
         seen += len(images[-1])
         if seen == NULL_IMAGES:
             break
+    if seen < MIN_NULL_IMAGES:
+        logging.warning("the null image is the mean of %d images and still shows them: read no blind number", seen)
     return mean_image(model, images)
 
 
