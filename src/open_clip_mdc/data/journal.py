@@ -30,23 +30,22 @@ class Journal(Mapping):
         head, self.size, self.places = _head(self.key), 0, {}  # size: bytes of all complete lines
         if not self.path.exists():
             return self
-        with self.path.open("rb") as file:
-            if file.readline() != head:
-                return self
-            self.size = len(head)
-            for line in file:
-                try:
-                    row = json.loads(line) if line.endswith(b"\n") else {}
-                    self.places[row[self.id]] = self.size
-                except (ValueError, LookupError, TypeError):  # an incomplete line
-                    break
-                self.size += len(line)
+        self.file = self.path.open("rb")  # it stays open, as to open it for each of a million rows takes long
+        if self.file.readline() != head:
+            return self
+        self.size = len(head)
+        for line in self.file:
+            try:
+                row = json.loads(line) if line.endswith(b"\n") else {}
+                self.places[row[self.id]] = self.size
+            except (ValueError, LookupError, TypeError):  # an incomplete line
+                break
+            self.size += len(line)
         return self
 
     def __getitem__(self, id) -> dict:
-        with self.path.open("rb") as file:
-            file.seek(self.places[id])
-            return json.loads(file.readline())
+        self.file.seek(self.places[id])
+        return json.loads(self.file.readline())
 
     def __iter__(self) -> Iterator:
         return iter(self.places)

@@ -159,7 +159,7 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
     # Bytes or floats. Cached tokens have less than an image's floats.
     one = image_bytes(preprocess_fns[1]) // (4 if normalize and args.train_data and cache is None else 1)
     args.workers = args.workers and fitting(args.workers, args.batch_size * one)
-    if getattr(args, "distributed", False):  # the number of steps follows from that of workers
+    if dist.is_initialized():  # the number of steps follows from that of workers
         fewest = torch.tensor(args.workers, device=args.device)
         dist.all_reduce(fewest, dist.ReduceOp.MIN)
         args.workers = int(fewest)
