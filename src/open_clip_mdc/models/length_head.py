@@ -7,6 +7,7 @@ so encoder and decoder train bit for bit as they would without it.
 
 A step of Adam moves every weight by about the learning rate, and a logit by that times the sum of all features. So
 training divides the features by about their number. Checkpoints hold weights for SCALE times the features at any width.
+So `state_dict()` has a copy of these weights: an average that is written into it in place is lost.
 
 Dimensions: B images, P patches, D image width, N tokens of a caption between SOT and EOT, S lengths (N = 0 to S - 1).
 """
