@@ -11,6 +11,7 @@ Dimensions: B images, H and W pixels.
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -135,11 +136,11 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
     return info
 
 
-class Cached:
+class Cached(NamedTuple):
     """Transform of training images that leaves cached tokens, which take their place, as they are."""
 
-    def __init__(self, cache: FeatureCache, transform: Callable):
-        self.cache, self.transform = cache, transform
+    cache: FeatureCache
+    transform: Callable
 
     def __call__(self, image: Image.Image | Tensor) -> Tensor:
         return image if isinstance(image, Tensor) else self.transform(image)

@@ -36,16 +36,7 @@ def load_plugin(name: str) -> None:
             raise ValueError(f"--plugin {name}: a plug-in {key} is loaded already: give the file another name")
         return
     try:
-        try:
-            module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
-        except Exception as problem:  # a plug-in is anybody's code
-            raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
-        rows = Path(module.__file__ or "").with_suffix(".json")
-        if rows.is_file():
-            try:
-                configs.add_rows(json.loads(rows.read_text(encoding="utf-8"))["rows"])
-            except (ValueError, KeyError, TypeError, AttributeError) as problem:
-                raise ValueError(f"--plugin {name}: {rows} holds no rows of model names ({problem})") from problem
+        _load(name)
     except ValueError:  # so that it can be mended and loaded again
         OBJECTIVES.clear()
         OBJECTIVES.update(objectives)
@@ -53,6 +44,19 @@ def load_plugin(name: str) -> None:
             sys.modules.pop(key, None)
         raise
     _loaded.add(key)
+
+
+def _load(name: str) -> None:
+    try:
+        module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
+    except Exception as problem:  # a plug-in is anybody's code
+        raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
+    rows = Path(module.__file__ or "").with_suffix(".json")
+    if rows.is_file():
+        try:
+            configs.add_rows(json.loads(rows.read_text(encoding="utf-8"))["rows"])
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"--plugin {name}: {rows} holds no rows of model names ({problem})") from problem
 
 
 def load_installed() -> None:

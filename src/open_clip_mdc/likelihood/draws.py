@@ -64,8 +64,7 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
         repeat.append(np.arange(len(masks)))
     # The first draw of every count comes before the second of any.
     ascending = np.concatenate(repeat).argsort(kind="stable")
-    return Draws(np.concatenate(hidden)[ascending], np.concatenate(stratum)[ascending],
-                 np.array(population))
+    return Draws(np.concatenate(hidden)[ascending], np.concatenate(stratum)[ascending], np.array(population))
 
 
 def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
