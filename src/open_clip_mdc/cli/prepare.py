@@ -60,10 +60,7 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
 
 
 def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) -> Iterator[tuple[str, Sample]]:
-    """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons.
-
-    Without `skip` raise ValueError once there are as many as a message names: more would be work in vain.
-    """
+    """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons."""
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         given = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in given if is_text(text)]  # no line end, no U+001E
@@ -82,7 +79,7 @@ def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) ->
         except (OSError, ValueError) as problem:  # ValueError also for a name that no file can have
             # The name comes from the data. Quoting keeps it on one line.
             left_out.append(f"{name!r}: {getattr(problem, 'strerror', None) or problem}")
-            if not skip and len(left_out) == MAX_SHOWN:
+            if not skip and len(left_out) == MAX_SHOWN:  # as many as a message names: more would be work in vain
                 refuse(left_out)
 
 

@@ -17,7 +17,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from ..objectives.registry import OBJECTIVES
 from . import configs
 
 OWN = "open_clip_mdc.extras"
@@ -30,11 +29,13 @@ def load_plugin(name: str) -> None:
 
     Raises ValueError if it cannot be imported, or if its JSON file holds no rows.
     """
-    key, objectives, modules = name_of(name), OBJECTIVES.copy(), {*sys.modules}
+    key, modules = name_of(name), {*sys.modules}
     if key in _loaded:
         if name.endswith(".py") and not Path(name).samefile(sys.modules[key].__file__):
             raise ValueError(f"--plugin {name}: a plug-in {key} is loaded already: give the file another name")
         return
+    from ..objectives.registry import OBJECTIVES  # it imports torch
+    objectives = OBJECTIVES.copy()
     try:
         _load(name)
     except ValueError:  # so that it can be mended and loaded again
