@@ -103,9 +103,8 @@ class Job(NamedTuple):
         seed = args.seed if args.dataset == foreign_datasets.FOLDER and args.split == "test" else None
         try:
             dataset = foreign_datasets.build(
-                args.dataset, root, transform, split, seed=seed,
-                annotation_file=args.annotation_file, language=args.language,
-                task="captioning" if args.task == "cloze" else args.task,
+                args.dataset, root, transform, split, seed=seed, annotation_file=args.annotation_file,
+                language=args.language, task="captioning" if args.task == "cloze" else args.task,
                 custom_template_file=args.custom_template_file, wds_cache_dir=args.wds_cache_dir,
                 custom_classname_file=args.custom_classname_file)
         except FileNotFoundError as problem:

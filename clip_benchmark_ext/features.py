@@ -28,7 +28,7 @@ from open_clip_mdc.data.fingerprint import hash_values, text_of
 from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.models.towers import tower
 
-from .distributed import everywhere, gathered, own_batches
+from .distributed import everywhere, gathered, is_first, own_batches
 from .flags import FEATURES
 from .results import precision
 
@@ -180,7 +180,7 @@ def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, 
     if everywhere(found is not None):  # processes extract together or not at all
         return found
     features, targets = extract()
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # one process of each machine
+    if is_first():
         save_features(path, key, features, targets, note)
     return features, targets
 

@@ -59,9 +59,7 @@ def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str
     made = {
         "swap_obj": swap(caption, NOUNS), "swap_att": swap(caption, COLOURS),
         "replace_obj": replace(caption, NOUNS, described, rng),
-        "replace_att": replace(caption, COLOURS, described, rng),
-        "replace_rel": replace_relation(caption),
-    }
+        "replace_att": replace(caption, COLOURS, described, rng), "replace_rel": replace_relation(caption)}
     return {kind: false for kind, false in made.items() if false}
 
 

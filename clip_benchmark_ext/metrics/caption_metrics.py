@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ NO_SPICE_MODELS = ("its language models are missing: run `python -m pycocoevalca
 # Time limits of a Java program, to start and per caption with its references.
 START_SECONDS, CAPTION_SECONDS = 600, 2
 # METEOR reads its tables for ten seconds. So it stays, by the Java and the process that started it, and ends with it.
-IDLE_METEOR: dict[tuple[str, int], subprocess.Popen] = {}
+IDLE_METEOR: dict[tuple[str, int], Popen] = {}
 
 Scored = tuple[float, Sequence[float] | None]
 
@@ -202,9 +203,10 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
         return text.replace("|||", " ")  # separates the fields
 
     program = java(), os.getpid()
-    process = IDLE_METEOR.pop(program, None) or subprocess.Popen(
-        [program[0], "-Xmx2G", "-jar", str(METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
+    process = IDLE_METEOR.pop(program, None)
+    if process is None or process.poll() is not None:
+        process = Popen([program[0], "-Xmx2G", "-jar", METEOR_JAR, *"- - -stdio -l en -norm".split()], stdin=PIPE,
+                        stdout=PIPE, stderr=PIPE, encoding="utf-8", errors="replace", start_new_session=True)
     alarm = threading.Timer(patience(len(hypotheses)), process.kill)
     alarm.start()
     try:
@@ -218,13 +220,14 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
             statistics.append(process.stdout.readline().strip())
         send("EVAL", *statistics)
         *each, score = [float(process.stdout.readline()) for _ in range(len(statistics) + 1)]
-        IDLE_METEOR[program] = process  # not after an interrupt, when its next answer would be to these captions
+        IDLE_METEOR[program] = process
         return score, each
     except (OSError, ValueError) as problem:
-        process.kill()
         raise ValueError(failure(process.communicate()[1])) from problem
     finally:
         alarm.cancel()
+        if IDLE_METEOR.get(program) is not process:  # else its next answer would be to these captions
+            process.kill()
 
 
 def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:

@@ -192,6 +192,10 @@ def test_hostile_captions_are_scored_and_do_not_move_the_others():
     assert all(math.isfinite(x) and 0 <= x <= 10 for x in scored.scores.values())
     before = children()
     assert score_captions(candidates, references) == scored and children() == before  # by the same METEOR
+    for idle in metrics.IDLE_METEOR.values():
+        idle.kill()
+        idle.wait()
+    assert score_captions(candidates, references) == scored
 
 
 def test_ref_clip_score_is_the_harmonic_mean_with_the_best_reference():

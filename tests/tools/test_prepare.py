@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import complaint_of
+from conftest import complaint_of, png
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
@@ -205,7 +205,7 @@ def test_captions_are_found_where_img2dataset_and_clip_benchmark_write_them(tmp_
 
 
 def test_many_broken_images_end_the_work_before_all_are_read(capsys):
-    endless = (Sample(f"{number}.png", b"", ["a dog"]) for number in itertools.count())
+    endless = (Sample(f"{number}.png", b"" if number else png(0), ["a dog"]) for number in itertools.count())
     with pytest.raises(ValueError, match="20 images cannot be used"):
-        next(prepare.usable(endless, [], skip=False))
+        list(prepare.usable(endless, [], skip=False))
     assert capsys.readouterr().err.count("no image") == 20

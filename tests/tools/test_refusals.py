@@ -105,5 +105,5 @@ def test_a_wrong_command_is_refused_in_one_line(program, argv, named, place, mon
     assert "Traceback" not in said and "[Errno" not in line and len(line) < 700, line
     assert all(row.startswith("  ") for row in line.splitlines()[1:]), line  # a list, announced by the first line
     left = {path for path in set(place.rglob("*")) - before if path.name not in (
-        "c.jsonl", "tables", "captions", "pairs", "x") and path.suffix != ".pyc"}
+        "tables", "captions", "pairs") and path.suffix != ".pyc"}
     assert not left, left

@@ -113,7 +113,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
     if not todo:
         make(0)  # this also checks the flags
         return
-    problems: dict[str, int] = {}  # with their counts, as a wrong flag is wrong for every shard
+    problems = {}  # with their counts, as a wrong flag is wrong for every shard
     with local_workers(make, min(args.jobs or 1, len(todo))) as results:
         for wait in (False, True):
             items, todo = todo, []

@@ -35,7 +35,7 @@ TOOLS = {
 }
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
 MOVED = {"lengths": "make figure3", "schedule-search": "docs/training.md", "judge": "make table3",
-         "prepare cub": "docs/data.md", "prepare recap": "docs/data.md"}
+         "prepare cub": "docs/reproduce.md", "prepare recap": "docs/data.md"}
 
 
 def examples(tool: str) -> str:

@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from socket import gethostname
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,11 +47,11 @@ FILL_IN = "a [MASK] on a [MASK] ."  # the full stop is a word that captioners ex
 SENTENCES_SHOWN = "people in front of a mountain .\npeople in front of a dog ."
 
 
-class Demo:
+class Demo(NamedTuple):
     """The captioner behind the page. Each method takes the path of an upload, and raises ValueError on bad input."""
 
-    def __init__(self, loaded: PretrainedCaptioner, blind: torch.Tensor | None):
-        self.loaded, self.blind = loaded, blind
+    loaded: PretrainedCaptioner
+    blind: torch.Tensor | None
 
     @torch.inference_mode()
     def caption(self, path: str | None, text: str | None = None) -> tuple[str, str, list[str], list[Image.Image]]:

@@ -28,11 +28,11 @@ def halves(paths: str, images: list[str], other: str,
     """
     held = None
     if SHARE.fullmatch(other):
-        names = {sample.name for sample in layouts.read(paths, images, "captions")}
+        names = [sample.name for sample in layouts.read(paths, images, "captions")]
         if len(names) < LEAST:
             raise ValueError(f"{paths}: {plural(len(names), 'photograph')} with captions: give {LEAST} or more")
-        by_hash = sorted(names, key=lambda name: sha256(name.encode()).digest()[-8:])
-        held = set(by_hash[:max(2, round(float(other) * len(names)))][:most])
+        by_hash = sorted({*names}, key=lambda name: sha256(name.encode()).digest()[-8:])
+        held = set(by_hash[:max(2, round(float(other) * len(by_hash)))][:most])
 
     def read(held_out: bool) -> Iterator[Sample]:
         source = other if held_out and held is None else paths

@@ -61,6 +61,7 @@ def read_karpathy(annotations: str, dataset: str, images: str) -> dict[str, list
 
 def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) -> Iterator[tuple[str, Sample]]:
     """Yield (suffix, sample) for each readable image with captions. Append the others to `left_out`, with reasons."""
+    found = False
     for name, image, captions, seen in progress_bar(samples, "prepare") if isinstance(samples, list) else samples:
         given = captions if isinstance(captions, list) else [captions]
         texts = [" ".join(text.split()) for text in given if is_text(text)]  # no line end, no U+001E
@@ -76,10 +77,11 @@ def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) ->
                 raise ValueError(f"an image of {len(image):,} bytes" if image else "no image")
             suffix, image = stored(image, name)
             yield suffix, Sample(name, image, texts)
+            found = True
         except (OSError, ValueError) as problem:  # ValueError also for a name that no file can have
             # The name comes from the data. Quoting keeps it on one line.
             left_out.append(f"{name!r}: {getattr(problem, 'strerror', None) or problem}")
-            if not skip and len(left_out) == MAX_SHOWN:  # as many as a message names: more would be work in vain
+            if found and not skip and len(left_out) == MAX_SHOWN:  # more would be work in vain
                 refuse(left_out)
 
 
@@ -103,7 +105,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
 def refuse(left_out: list[str]) -> NoReturn:
     print(*left_out[:MAX_SHOWN], sep="\n", file=sys.stderr)
     raise ValueError(f"{plural(len(left_out), 'image')} cannot be used, and the first are listed above: mend them, or "
-                     f"leave them out by --skip-broken")
+                     "leave them out by --skip-broken")
 
 
 def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:

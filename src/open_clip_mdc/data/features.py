@@ -80,8 +80,6 @@ class Features:
         number = np.searchsorted(self.starts, place, side="right") - 1
         file = self.files[number]
         if file not in self.opened:
-            if len(self.opened) == 30_000:  # Linux maps 65,530 files at most
-                self.opened.clear()
             self.opened[file] = cache.read_tensors(file)["tokens"]
         return self.opened[file][place - self.starts[number]]
 

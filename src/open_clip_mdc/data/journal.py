@@ -58,6 +58,7 @@ class Journal(Mapping):
         self._file = open_alone(self.path)
         self.read()
         self._file.truncate(self.size)
+        self.file = self.path.open("rb")  # what it had read ahead may be gone
         if not self.size:
             self._write(_head(self.key))
         return self

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import OptionError, plural
@@ -124,7 +123,7 @@ class Unmasking:
         if self.length in LENGTHS:
             if not has_head:
                 raise OptionError(f"{{length}} {self.length} needs a model with caption_cfg.length_head")
-        elif not (isinstance(self.length, Integral) and 1 <= self.length <= longest):
+        elif not (isinstance(self.length, int) and 1 <= self.length <= longest):
             raise OptionError(f"{{length}} is {self.length!r}: it must be {', '.join(map(repr, LENGTHS))} or a number "
                               f"of tokens from 1 to {longest}")
 

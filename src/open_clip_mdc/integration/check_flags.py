@@ -118,7 +118,7 @@ def find_cache_problem(args) -> str | None:
             (not whole, "needs the whole tower locked, by --lock-image, or at first, by --unlock-image-after"),
             (args.aug_cfg, "is refused with augmentation: leave out --aug-cfg"),
             (args.dataset_type == "synthetic" or args.train_data and (
-                is_csv(args.train_data, args) or ":" in args.train_data.replace("::", "")),
+                is_csv(args.train_data, args) or "://" in args.train_data),
              "needs local shards: make them of a table by open_clip_mdc prepare"),
             (has_own_keys(args), "does not work with --text-key, --json-text-key or --image-key: prepare shards by "
              "open_clip_mdc prepare shards"),

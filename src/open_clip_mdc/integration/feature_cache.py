@@ -26,7 +26,7 @@ from ..data.captions import CAPTION_SEPARATOR, captioned
 from ..data.features import Features, digest, place_of, save
 from ..data.files import sha256
 from ..data.images import decoded, image_pairs
-from ..data.shards import find_shards, image_member, read_samples
+from ..data.shards import file_names, find_shards, image_member, read_samples
 from ..models import towers
 
 BATCH = 32
@@ -63,7 +63,7 @@ class FeatureCache(Features):
     @torch.no_grad()
     def _write(self, counts: list[int], tower: nn.Module, shard: str, precision: str, device: str, file: Path) -> None:
         training, digests, known = tower.training, [], towers.tower(tower)
-        count = sum(1 for _ in read_samples(shard))  # the most. Memory that nothing is written to is not taken
+        count = sum(1 for _ in file_names(shard))  # the most. Memory that nothing is written to is not taken
         tokens = torch.empty(count, known.num_patches, known.width, dtype=torch.float16)
         tower.eval()
         for names, image in batches(shard, self.transform):

@@ -31,18 +31,17 @@ def load_plugin(name: str) -> None:
     """
     key, modules = name_of(name), {*sys.modules}
     if key in _loaded:
-        if name.endswith(".py") and not Path(name).samefile(sys.modules[key].__file__):
+        if name.endswith(".py") and Path(name).exists() and not Path(name).samefile(sys.modules[key].__file__):
             raise ValueError(f"--plugin {name}: a plug-in {key} is loaded already: give the file another name")
         return
     from ..objectives.registry import OBJECTIVES  # it imports torch
-    objectives = OBJECTIVES.copy()
     try:
         _load(name)
-    except ValueError:  # so that it can be mended and loaded again
-        OBJECTIVES.clear()
-        OBJECTIVES.update(objectives)
-        if key not in modules:
+    except ValueError:  # so that a file can be mended and loaded again
+        if name.endswith(".py") and key not in modules:
             sys.modules.pop(key, None)
+            for own in [each for each, objective in OBJECTIVES.items() if objective.corrupt.__module__ == key]:
+                del OBJECTIVES[own]
         raise
     _loaded.add(key)
 

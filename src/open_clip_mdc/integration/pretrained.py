@@ -123,11 +123,8 @@ class PretrainedCaptioner:
         """
         if not hasattr(self.model, "encode_text"):
             raise ValueError("this captioner has no text embeddings: train one whose name ends in -contrastive")
-        each = as_captions(captions)
-        if len(each) > 1:
-            raise ValueError("encode_text takes one caption or a list of captions, not a list for each image")
-        text = tokenize_whole(each[0], self.tokenizer, self.model.context_length)
-        with torch.inference_mode(), self.autocast(), in_eval_mode(self.model):
+        text = tokenize_whole(as_captions(captions)[0], self.tokenizer, self.model.context_length)
+        with torch.no_grad(), self.autocast():
             return self.model.encode_text(text.to(self.device), normalize).float().cpu()
 
     def features(self, images: Images, kind: str = "gap", layer: int = -1, batch_size: int = 32) -> Tensor:

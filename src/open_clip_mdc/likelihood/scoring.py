@@ -48,7 +48,7 @@ class Scoring:
             raise ValueError("this model can only fill in words of a caption, and has no likelihood of a whole one")
         if self.method is None:
             if self.num_samples != 1024 and objective.scorers[0] not in ("monte_carlo", "bound"):
-                raise ValueError("num_samples is an option of a method that draws: give one, such as 'monte_carlo'")
+                raise ValueError("num_samples changes nothing of the default method: give one that draws")
             return replace(self, method=objective.scorers[0])
         if self.method not in objective.scorers:
             kind = {"any": "in both directions", "causal": "from left to right", "blocks": "block by block"}

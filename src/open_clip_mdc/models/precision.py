@@ -39,13 +39,13 @@ def in_training_step(module: nn.Module) -> bool:
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Return a context in which the model is in eval mode. Each of its modules gets its own mode back."""
-    modes = [(module, module.training) for module in model.modules() if model.training]
-    if modes:
+    modes = [(module, module.training) for module in model.modules()]
+    if any(mode for _, mode in modes):
         model.eval()
     try:
         yield
     finally:
-        if modes:
+        if modes[0][1]:
             model.train()  # for what modules do at that moment
         for module, mode in modes:
             module.training = mode
