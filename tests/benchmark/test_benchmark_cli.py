@@ -149,7 +149,7 @@ def test_help_is_upstreams_then_ours_with_the_names_of_models(capsys, monkeypatc
         cli.main(["eval", "--help"])
     theirs, ours = capsys.readouterr().out.split("\ncaptioners:\n")
     assert end.value.code == 0 and theirs.startswith("usage:") and "--dataset_root" in theirs
-    about, _, options = ours.partition("--scorer {")
+    about, _, options = ours.partition("--scorer NAME")
     assert set(OBJECTIVES) <= set(re.findall(r"[\w-]+", about)) and "--clipscore_pretrained" in options
 
 

@@ -45,6 +45,8 @@ class Server(BaseHTTPRequestHandler):
         kind.asked.append(start)
         if start == len(CONTENT):
             return self.send_error(416)
+        cut = kind.cut if kind.cuts else None  # before the answer, which lets the next question come
+        kind.cuts -= bool(kind.cuts and len(kind.asked) > 1)  # the first question is about the headers
         self.send_response(206 if start else 200)
         if start:
             start = min(start + kind.shift, len(CONTENT))
@@ -52,12 +54,8 @@ class Server(BaseHTTPRequestHandler):
         self.send_header("Content-Length", len(CONTENT) - start)
         self.send_header("ETag", kind.etag)
         self.end_headers()
-        body = CONTENT[start:]
-        if kind.cuts:
-            kind.cuts -= len(kind.asked) > 1  # the first question is about the headers
-            body = body[:kind.cut]
         try:
-            self.wfile.write(body)
+            self.wfile.write(CONTENT[start:][:cut])
         except ConnectionError:  # who only wants the headers closes
             pass
 
