@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
             missing, most = args.pairs - sum(counts := [stats["pairs"] for stats in done]), max([1, *counts])
             some = slice(len(done), len(done) + max(args.jobs or 1, missing // most if done else 0))
             work = [((source, target), target) for source, target in zip(sources[some], targets[some], strict=True)]
-            list(make_each(worker, work, args))
+            list(make_each(worker, work, args.jobs))
             for (source, target), _ in work:
                 done.append(tars.read_stats(target))
                 if done[-1]["source"] != source:

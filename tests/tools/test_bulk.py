@@ -158,7 +158,6 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
 
 TOY = '''
 import os, sys, time
-from argparse import Namespace
 from pathlib import Path
 from open_clip_mdc.bulk.engine import make_each
 out, log, seconds, jobs = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
@@ -175,7 +174,7 @@ def make(number):
     return function
 if __name__ == "__main__":
     work = [(shard, out / f"{shard}.txt") for shard in range(8)]
-    found = list(make_each(make, work, Namespace(jobs=jobs)))
+    found = list(make_each(make, work, jobs))
     assert sorted(found) == [target for _, target in work], found
 '''
 

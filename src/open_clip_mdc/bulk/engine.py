@@ -3,7 +3,6 @@
 A worker makes its function once, which loads the model. Existing files are skipped. Several runs, on any machines, can
 share an output folder (locks.py).
 """
-import argparse
 import multiprocessing
 import os
 import threading
@@ -101,7 +100,7 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
         yield lambda items: map_all(_do_here, *zip(*items, strict=True))
 
 
-def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namespace) -> Iterator[Path]:
+def make_each(make: Make, work: list[tuple[object, Path]], jobs: int | None) -> Iterator[Path]:
     """Yield the file of each (shard, file) in `work` as soon as it exists, existing ones first.
 
     If some files cannot be made, all others are, and then ValueError is raised.
@@ -114,7 +113,7 @@ def make_each(make: Make, work: list[tuple[object, Path]], args: argparse.Namesp
         make(0)  # this also checks the flags
         return
     problems = {}  # with their counts, as a wrong flag is wrong for every shard
-    with local_workers(make, min(args.jobs or 1, len(todo))) as results:
+    with local_workers(make, min(jobs or 1, len(todo))) as results:
         for wait in (False, True):
             items, todo = todo, []
             if not items:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from ..data.csv_pairs import CsvRows, read_csv
@@ -25,11 +24,9 @@ from .engine import make_each
 from .tables import read_about
 
 Unit = Path | CsvRows
+# (flags, all units, number of the process) -> function (unit, file to write), as a tool's `worker`
+Worker = Callable[[argparse.Namespace, list[Unit], int], Callable]
 READ = multiprocessing.get_context("fork").Value("q")  # number of images done by this process and its workers
-
-
-def make_worker(args: argparse.Namespace, units: list[Unit], number: int) -> Callable:
-    return import_module(f"open_clip_mdc.cli.{args.tool}").worker(args, units, number)
 
 
 def find_units(paths: list[str]) -> list[Unit]:
@@ -128,15 +125,12 @@ def images_bar(units: list[Unit], what: str) -> Iterator[Callable[[Unit, int, bo
             thread.join()
 
 
-def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], list[str], int]:
+def write_all(units: list[Unit], args: argparse.Namespace, worker: Worker) -> tuple[list[Path], list[str], int]:
     """Make the tables that do not exist yet, and print a summary of all.
 
     Returns the paths of the tables in the order of `units`, names of skipped images (the first ones of each table), and
     the number of skipped images.
     """
-    shown, args.out = args.out, str(Path(args.out).absolute())
-    if args.pretrained != "photo" and os.path.exists(args.pretrained):  # otherwise it is the name of a model
-        args.pretrained = os.path.abspath(args.pretrained)
     twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
     if twice:
         raise ValueError(f"two inputs are named {twice[0]}, so both would be {twice[0]}.parquet: give each its own "
@@ -146,7 +140,7 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
     try:
         with images_bar(units, args.tool) as say:
             units_of, there = {target: unit for unit, target in work}, {made for _, made in work if made.exists()}
-            for target in make_each(partial(make_worker, args, units), work, args):
+            for target in make_each(partial(worker, args, units), work, args.jobs):
                 about = read_about(target)
                 check_source(units_of[target], about.get("source"), target)
                 first = first or about["settings"]
@@ -159,13 +153,13 @@ def write_all(units: list[Unit], args: argparse.Namespace) -> tuple[list[Path], 
         if skipped:
             more = "".join(f", {count} {name.replace('_', ' ')}" for name, count in totals.items()
                            if name not in ("rows", "images") and count)
-            print(f"{plural(totals['rows'], 'row')} of {plural(totals['images'], 'image')}{more}: {shown}, "
+            print(f"{plural(totals['rows'], 'row')} of {plural(totals['images'], 'image')}{more}: {args.out}, "
                   f"{plural(len(skipped), 'table')}")
     return [target for _, target in work], [name for _, target in work for name in skipped[target]], (
         totals["broken"] + totals["without_caption"])
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, worker: Worker) -> None:
     """Write a table for each unit in args.paths to --out. If images were skipped, raises ValueError at the end."""
-    _, skipped, count = write_all(find_units(args.paths), args)
+    _, skipped, count = write_all(find_units(args.paths), args, worker)
     complain(skipped, count)

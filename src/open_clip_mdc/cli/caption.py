@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> None:
     check(args)
     if is_folder(args.out):
         from ..bulk import units
-        return units.run(args)
+        return units.run(args, worker)
     paths = find_images(args.paths, IMAGE_FILES + SHARDS)
     others = read_captions(args.compare, shown(args.compare, args.html)) if args.compare else {}
     coco = Path(args.out).suffix.lower() == ".json"

@@ -45,4 +45,4 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
 
 
 def run(args: argparse.Namespace) -> None:
-    bulk.run(args)
+    bulk.run(args, worker)

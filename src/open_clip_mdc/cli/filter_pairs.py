@@ -73,7 +73,7 @@ def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) 
     targets = [folder / f"{table.stem}.tar" for table in tables]
     work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]
     stats, units_of = [], {target: unit for (unit, _, _), target in work}
-    for target in make_each(partial(keeper, least), work, args):
+    for target in make_each(partial(keeper, least), work, args.jobs):
         stats.append(read_stats(target))
         check_source(units_of[target], stats[-1].get("source"), target)
         if stats[-1].get("threshold") != least:

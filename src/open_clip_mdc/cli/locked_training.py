@@ -29,8 +29,7 @@ def halves(paths: str, images: list[str], other: str,
     held = None
     if SHARE.fullmatch(other):
         names = [sample.name for sample in layouts.read(paths, images, "captions")]
-        if len(names) < LEAST:
-            raise ValueError(f"{paths}: {plural(len(names), 'photograph')} with captions: give {LEAST} or more")
+        check_enough(paths, len(names))
         by_hash = sorted({*names}, key=lambda name: sha256(name.encode()).digest()[-8:])
         held = set(by_hash[:max(2, round(float(other) * len(by_hash)))][:most])
 
@@ -43,6 +42,12 @@ def halves(paths: str, images: list[str], other: str,
     return read
 
 
+def check_enough(source: str, found: int, why: str = "") -> None:
+    """Raise ValueError for fewer photographs than LEAST."""
+    if found < LEAST:
+        raise ValueError(f"{source}: {plural(found, 'photograph')} with captions: give {LEAST} or more{why}")
+
+
 def write_data_of(source: str, out: Path, splits: dict[str, Iterable[Sample]]) -> list[list[int]]:
     """Write OUT/data whole, and return the number of captions of each photograph of the first two splits.
 
@@ -53,10 +58,10 @@ def write_data_of(source: str, out: Path, splits: dict[str, Iterable[Sample]]) -
         prepare.write(str(out / "data"), splits, left_out, join=False, skip=True)
     counts = [[len(sample.captions) for sample in read_shards(shards_of(out, split), "captions")]
               for split in list(splits)[:2]]
-    if (found := sum(map(len, counts))) < LEAST:
+    found = sum(map(len, counts))
+    if found < LEAST:
         shutil.rmtree(out / "data")
-        raise ValueError(f"{source}: {plural(found, 'photograph')} with captions: give {LEAST} or more" +
-                         (f" ({left_out[0]})" if left_out else ""))
+    check_enough(source, found, f" ({left_out[0]})" if left_out else "")
     if left_out:
         print(f"{plural(len(left_out), 'photograph')} left out: {out / 'data' / 'left_out.txt'}")
     return counts

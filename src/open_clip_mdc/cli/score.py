@@ -126,7 +126,7 @@ def worker(args: argparse.Namespace, units: list, number: int):
 
 def run(args: argparse.Namespace) -> None:
     if args.pairs:
-        return score_pairs.run(args)
+        return score_pairs.run(args, worker)
     score_pairs.check(args)
     out = Path(args.out)
     captions, paths = read_captions(args.captions), find_images(args.images)

@@ -1,4 +1,4 @@
-"""Score a data set's images with their own captions and keep the best: `open_clip_mdc score --pairs`. Imports no torch.
+"""Score a data set's images with their own captions and keep the best: `open_clip_mdc score --pairs`.
 
     open_clip_mdc score --pretrained RUN --pairs 'cc12m/{00000..01242}.tar' --out scores/
     open_clip_mdc score --pretrained RUN --pairs pairs.csv --out scores/ --top 0.3 --out-shards kept/
@@ -12,10 +12,12 @@ images, blind and debiased are null.
 import argparse
 from pathlib import Path
 
+from ..bulk.units import Worker, find_units, write_all
 from ..data.csv_pairs import TABLES, split_csv
 from ..data.outputs import is_folder
 from ..data.paths import SHARDS, check_kind, to_shards
 from ..errors import complain
+from .filter_pairs import write_kept
 from .shared import check_jobs
 
 GIVE = "give shards (KEY.jpg and KEY.txt in a .tar), or a table with the columns image,caption"
@@ -35,8 +37,7 @@ def check(args: argparse.Namespace) -> None:
     check_jobs(args)
 
 
-def run(args: argparse.Namespace) -> None:
-    from ..bulk.units import find_units, write_all
+def run(args: argparse.Namespace, worker: Worker) -> None:
     check(args)
     if (args.top is None) != (args.out_shards is None):
         raise ValueError("--top and --out-shards go together: give the share to keep and the folder to write it to")
@@ -50,8 +51,7 @@ def run(args: argparse.Namespace) -> None:
     if folders:
         raise ValueError(f"--pairs {folders[0]} holds no shard: if its images have captions, make shards of them by "
                          f"{to_shards(folders[0])}")
-    tables, skipped, count = write_all(units, args)
+    tables, skipped, count = write_all(units, args, worker)
     if args.top is not None:
-        from .filter_pairs import write_kept  # imports torch
         write_kept(units, tables, args)
     complain(skipped, count)

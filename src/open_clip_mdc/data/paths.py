@@ -1,4 +1,4 @@
-"""Find the files that a command line names by paths, folders and patterns. Imports no torch, for bulk/units.py."""
+"""Find the files that a command line names by paths, folders and patterns. Imports no torch."""
 import glob
 import json
 import os
