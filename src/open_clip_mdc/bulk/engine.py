@@ -59,8 +59,8 @@ def _start(make: Make, number) -> None:
 def _or_end(function: Callable, *item):
     try:
         return function(*item)
-    except SystemExit as end:  # raised on SIGTERM. The executor would take it for a result
-        os._exit(end.code)
+    except (SystemExit, KeyboardInterrupt) as end:  # on SIGTERM or Ctrl-C. The executor would take it for a result
+        os._exit(getattr(end, "code", 130))
 
 
 def _end_with_the_parent() -> None:

@@ -148,6 +148,8 @@ def find_value_problem(args) -> str | None:
     """Check values that OpenCLIP reads only after the model is built, or never checks."""
     if args.copy_codebase:
         return "--copy-codebase would copy all of Python's packages: leave it out, and keep the output of pip freeze"
+    if args.delete_previous_checkpoint and args.save_frequency > 1 and not args.save_most_recent:
+        return "--delete-previous-checkpoint would leave no checkpoint between two: add --save-most-recent"
     for logger in ("wandb", "tensorboard"):
         if (logger in args.report_to or "all" in args.report_to) and find_spec(logger) is None:
             return f"--report-to {args.report_to} needs {logger}: pip install {logger}"

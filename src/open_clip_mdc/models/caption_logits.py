@@ -155,7 +155,8 @@ class CaptionReader(nn.Module):
         """Add noise of t in (0, 1] to `text` [B, L], whatever the trained interval. The mean loss is the NELBO."""
         if self.objective.corrupt_full_interval is not None:
             return self.objective.corrupt_full_interval(text, self.vocab_size, u, generator)
-        cfg = replace(self.caption_cfg, t_min=0.0, t_max=1.0, loss_weight="inverse_t")
+        cfg = replace(self.caption_cfg, t_min=0.0, t_max=1.0, loss_weight="inverse_t",
+                      block_sizes=self.caption_cfg.block_sizes[:1])  # the size that decodes
         return self.objective.corrupt(text, self.vocab_size, cfg, u, generator)
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
