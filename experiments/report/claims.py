@@ -31,6 +31,7 @@ CLAIM_SEPARATOR = ", here "  # between a claim of the paper and the rows that ar
 PAPER = "needs the paper's scale"
 MIN_IMAGE_GAIN = 10.0  # points that the image has to add to the accuracy on pairs
 SATURATED = 99.0
+IN_PERCENT = ("image_caption_selection", "linear_probe")
 KINDS = ("shows", "contradicts", "within", "not resolved", "no verdict", "not run")
 
 
@@ -198,7 +199,7 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
         return Row(claim, "not run")
     margin = margin_of(claim, scale)
     finding = compare(*sides, margin, claim.level, earlier_looks(claim, scale, sides))
-    if claim.left[0].evaluation.task == "image_caption_selection" and min(s.mean() for s in sides) >= SATURATED:
+    if claim.left[0].evaluation.task in IN_PERCENT and min(s.mean() for s in sides) >= SATURATED:
         return Row(claim, "no verdict", "saturated", finding)
     if claim.id in scale.void:
         return Row(claim, "no verdict", scale.void[claim.id], finding)

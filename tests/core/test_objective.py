@@ -194,9 +194,10 @@ def test_validation_is_the_nelbo_whatever_the_interval_trained(objective):
     assert nelbo(model, data, "cpu")["nelbo_per_caption"] == pytest.approx(exact, rel=tolerance)
 
 
-@pytest.mark.parametrize("objective", ["mdc", "arc", "mcd", "mcd-replace", "mcd-absorbing"])
+@pytest.mark.parametrize("objective", ["mdc", "arc", "mcd", "mcd-replace", "mcd-absorbing", "block-diffusion"])
 def test_validation_is_of_as_many_samples_as_are_asked_for_whatever_the_batch_size(objective):
-    model, text, image = tiny_captioner(objective), captions([5, 9, 12, 4, 7, 3, 8]), images(7)
+    mixture = {"block_sizes": [2, 3]} if objective == "block-diffusion" else {}
+    model, text, image = tiny_captioner(objective, **mixture), captions([5, 9, 12, 4, 7, 3, 8]), images(7)
     for limit in (2, 3, 5, 9):
         right = nelbo(model, [(image[:limit], text[:limit])], "cpu")
         for size in (1, 2, 3, 7):

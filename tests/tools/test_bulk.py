@@ -157,7 +157,7 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
 # ---- the engine and locks, with a function that needs no model
 
 TOY = '''
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from open_clip_mdc.bulk.engine import make_each
 out, log, seconds, jobs = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
@@ -173,6 +173,7 @@ def make(number):
                 time.sleep(0.01)
     return function
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs lack
     work = [(shard, out / f"{shard}.txt") for shard in range(8)]
     found = list(make_each(make, work, jobs))
     assert sorted(found) == [target for _, target in work], found
@@ -183,7 +184,7 @@ def toy(folder: Path, seconds: float = 0.1, jobs: int = 1) -> subprocess.Popen:
     script = folder / "toy.py"
     script.write_text(TOY)
     return subprocess.Popen([sys.executable, str(script), str(folder / "out"), str(folder / "log"), str(seconds),
-                             str(jobs)], stderr=subprocess.PIPE, text=True, cwd=folder)
+                             str(jobs)], stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True)
 
 
 def ended(*processes) -> None:
@@ -222,12 +223,13 @@ def test_whatever_is_killed_is_made_anew_by_who_waits_or_by_the_next_run(tmp_pat
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*WHOLE]
 
 
-def test_workers_end_with_the_run_that_started_them(tmp_path):
+@pytest.mark.parametrize(("send", "end"), [(os.kill, signal.SIGKILL), (os.killpg, signal.SIGINT)])  # Ctrl-C is for all
+def test_workers_end_with_the_run_that_started_them(tmp_path, send, end):
     (tmp_path / "pause").touch()
     run = toy(tmp_path, jobs=2)
     wait_for(lambda: len(list((tmp_path / "out").glob(f".*.txt.{12 * '?'}"))) == 2)
-    run.kill()
-    run.wait()
+    send(run.pid, end)
+    run.wait(60)
     wait_for(lambda: not any(map(holders, (tmp_path / "out").glob(".*.lock"))))
     begun = (tmp_path / "log").read_text()
     (tmp_path / "pause").unlink()

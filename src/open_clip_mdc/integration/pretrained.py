@@ -216,8 +216,8 @@ class PretrainedCaptioner:
 
         Args:
             captions: one caption or C captions, scored for every image, or a list of C captions for each image.
-            kind: "plain" is log p(caption | image), "blind" is log p(caption) by the null image, and "debiased" is
-                plain - alpha * blind. These are the columns of `open_clip_mdc score`.
+            kind: "plain" is log p(caption | image), by MDC given its length. "blind" is log p(caption) by the null
+                image, and "debiased" is plain - alpha * blind. These are the columns of `open_clip_mdc score`.
             alpha: for "debiased". The default is 1.
             blind_images: for "blind" and "debiased": 32 images or more, whose mean is the null image, or their
                 `mean_image`. The default is `images`.
