@@ -1,11 +1,13 @@
 """Shared pieces of the tests: tiny models of the real classes, captions, the shared data folder, running commands."""
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -31,11 +33,13 @@ from open_clip_mdc.objectives import OBJECTIVES  # noqa: E402
 from open_clip_mdc.text.special_tokens import eot_id, sot_id  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
-VOCAB = 60
-LENGTH = 12
-
-
+VOCAB, LENGTH = 60, 12
+VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
+TEXT = dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=2)
 SHARED = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))  # real data, which may be missing
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 
 
 def needs_data(*names: str):
@@ -49,12 +53,7 @@ def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, 
     torch.manual_seed(seed)
     if objective in OBJECTIVES and OBJECTIVES[objective].order == "blocks":
         caption_cfg = {"block_sizes": [3], **caption_cfg}
-    return OpenCLIPCaptioner(
-        64,
-        dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),
-        dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=layers),
-        dict(objective=objective, **caption_cfg),
-    ).eval()
+    return OpenCLIPCaptioner(64, VISION, TEXT | {"layers": layers}, dict(objective=objective, **caption_cfg)).eval()
 
 
 def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> OpenCLIPCaptioner:
@@ -65,13 +64,21 @@ def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **cap
     return model
 
 
-def magnified(objective: str) -> OpenCLIPCaptioner:
+def magnified(objective: str, **caption_cfg) -> OpenCLIPCaptioner:
     """An `untrained_captioner` of four times the weights: tokens, places and the image matter to its predictions."""
-    model = untrained_captioner(objective)
+    model = untrained_captioner(objective, **caption_cfg)
     with torch.no_grad():
         for parameter in model.text.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4.0)
+    return model
+
+
+def with_opinions(model, spread: float = 1.0):
+    """A model that finds neither all captions nor all lengths alike."""
+    torch.nn.init.normal_(model.text.output.weight, std=0.3)
+    if model.length_head is not None:
+        torch.nn.init.normal_(model.length_head.weight.data[3:9], std=spread * model.length_head.narrowing)
     return model
 
 
@@ -94,13 +101,15 @@ def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Pa
     """
     register()
     torch.manual_seed(seed)
-    model = open_clip.create_model(model_name, **{k: v for k, v in model_args.items() if k.startswith("force")})
-    torch.nn.init.normal_(model.text.output.weight, std=0.3)
-    if model.length_head is not None:
-        torch.nn.init.normal_(model.length_head.weight.data[3:9], std=0.1 * model.length_head.narrowing)
+    model = with_opinions(open_clip.create_model(
+        model_name, **{k: v for k, v in model_args.items() if k.startswith("force")}), 0.1)
+    return write_run(folder, model.state_dict(), model=model_name, **model_args)
+
+
+def write_run(folder: Path, state: dict[str, torch.Tensor], **params) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "params.txt").write_text("".join(f"{k}: {v}\n" for k, v in {"model": model_name, **model_args}.items()))
-    torch.save({"state_dict": model.state_dict()}, folder / "checkpoints" / "epoch_1.pt")
+    (folder / "params.txt").write_text("".join(f"{k}: {v}\n" for k, v in params.items()))
+    torch.save({"state_dict": state}, folder / "checkpoints" / "epoch_1.pt")
     return folder
 
 
@@ -136,17 +145,51 @@ def images(n: int, size: int = 32, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, 3, size, size, generator=seeded(seed))
 
 
-def make_image(number: int, size: int = 40) -> Image.Image:
+def make_image(number: int, width: int = 40, height: int | None = None) -> Image.Image:
     """Noise, the same at every call."""
-    noise = torch.randint(0, 256, (size, size, 3), generator=seeded(number), dtype=torch.uint8)
+    noise = torch.randint(0, 256, (height or width, width, 3), generator=seeded(number), dtype=torch.uint8)
     return Image.fromarray(noise.numpy())
 
 
-def png(number: int, size: int = 40) -> bytes:
-    """The file of `make_image`."""
+def made_images(transform: Callable[[Image.Image], torch.Tensor], count: int, *size: int) -> torch.Tensor:
+    return torch.stack([transform(make_image(number, *size)) for number in range(count)])
+
+
+def picture(path: Path, number: int, *size: int) -> str:
+    """Save `make_image` without losses, whatever the suffix says, and return the file's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make_image(number, *size).save(path, "PNG")
+    return path.name
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    """The file of an image."""
     stream = io.BytesIO()
-    make_image(number, size).save(stream, "PNG")
+    image.save(stream, kind, **options)
     return stream.getvalue()
+
+
+def png(number: int, size: int = 40) -> bytes:
+    return saved(make_image(number, size))
+
+
+def json_lines(path: Path | str) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, data in content.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
 
 
 def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = False, **env: str
@@ -186,12 +229,37 @@ def complaint_of(*argv) -> str | int | None:
     return None
 
 
+def refused(error: type[BaseException] | tuple, call: Callable, *args, **kwargs) -> str:
+    """Return the one line with which a call raises an error."""
+    with pytest.raises(error) as raised:
+        call(*args, **kwargs)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def times(paths: Iterable[Path]) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in paths}
+
+
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until a condition holds. The time-out only ends a test that hangs."""
     deadline = time.monotonic() + 1200
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def killed_when(moment: Callable[[], object], *argv: str, **options) -> int:
+    """Run Python with `argv`, kill it when a condition holds, and return its exit status."""
+    with subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPO,
+                          **options) as process:
+        wait_for(lambda: moment() or process.poll() is not None)
+        process.kill()
+    return process.returncode
 
 
 @pytest.fixture(scope="session")
@@ -227,14 +295,13 @@ def no_java(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
-def write_pairs(shard: Path, table: Path, number: int = 48) -> None:
-    """Write the first pairs of a shard of scenes as files beside `table`, a csv of upstream's format."""
-    rows = []
-    with tarfile.open(shard) as tar:
-        for member in [m for m in tar.getmembers() if m.name.endswith(".txt")][:number]:
-            image = table.parent / f"{len(rows)}.png"
-            image.write_bytes(tar.extractfile(member.name.removesuffix("txt") + "png").read())
-            rows.append({"filepath": str(image), "title": tar.extractfile(member).read().decode()})
+def write_pairs(shard: Path, table: Path) -> None:
+    """Write the first 48 pairs of a shard of scenes as files beside `table`, a csv of upstream's format."""
+    rows, content = [], members(shard)
+    for name in [name for name in content if name.endswith(".txt")][:48]:
+        image = table.parent / f"{len(rows)}.png"
+        image.write_bytes(content[name.removesuffix("txt") + "png"])
+        rows.append({"filepath": str(image), "title": content[name].decode()})
     pd.DataFrame(rows).to_csv(table, sep="\t", index=False)
 
 

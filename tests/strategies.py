@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from conftest import LENGTH, png
+from conftest import LENGTH, png, saved
 from hypothesis import settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -214,12 +214,6 @@ def damaged_weights(draw, state: dict[str, torch.Tensor], whole: bytes) -> tuple
 
 def noise(rng: Random, width: int, height: int) -> Image.Image:
     return Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height))
-
-
-def saved(image: Image.Image, kind: str, **options) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 @st.composite

@@ -1,11 +1,14 @@
 """Run open_clip_train in tests and read its output."""
 import re
 import socket
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from conftest import run
+
+import open_clip_mdc
 
 MAIN = ("python", "-m", "open_clip_mdc.train")
 TORCHRUN = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
@@ -44,17 +47,39 @@ def run_ranks(*command: str, check=True) -> list:
         return list(pool.map(run_rank, "01"))
 
 
+def pipeline(shards, transform, is_train: bool = True, tokenizer=lambda text: [text], **more):
+    """What open_clip_train makes of shards with the plug-in. `more` are its arguments."""
+    open_clip_mdc.register(training=True)
+    from open_clip_train import data
+    given = dict(train_data=str(shards), val_data=str(shards), train_num_samples=1, val_num_samples=None, rank=0,
+                 world_size=1, workers=0, batch_size=1, seed=0, device="cpu", dataset_resampled=False,
+                 train_data_upsampling_factors=None)
+    return data.get_wds_dataset(Namespace(**given | more), transform, is_train, tokenizer=tokenizer)
+
+
 def losses(logs: Path, name="run") -> list[float]:
     log = (logs / name / "out.log").read_text()
     return [float(x) for x in re.findall(r"Train Epoch.*?Caption_loss: ([\d.]+)", log)]
 
 
-def weights(logs: Path, epoch: int, name="run") -> dict[str, torch.Tensor]:
-    path = logs / name / "checkpoints" / f"epoch_{epoch}.pt"
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
     return {k.removeprefix("module."): v for k, v in state.items()}
+
+
+def weights(logs: Path, epoch: int, name="run") -> dict[str, torch.Tensor]:
+    return state_of(logs / name / "checkpoints" / f"epoch_{epoch}.pt")
+
+
+def tower(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in state.items() if name.startswith("visual.")}
+
+
+def holds(whole: dict[str, torch.Tensor], part: dict[str, torch.Tensor]) -> bool:
+    """Return whether a state dict has all of another, bit for bit."""
+    return all(torch.equal(whole[name], x) for name, x in part.items())
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Return whether two state dicts are the same bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    return a.keys() == b.keys() and holds(a, b)

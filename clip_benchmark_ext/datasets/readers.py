@@ -227,8 +227,7 @@ CASES: dict[str, Callable[[Entry], list[Case]]] = {function.__name__: function f
 # ---- from a name and a folder to all cases
 
 
-def read(name: str, root: Path, split: str = "test", choose: Callable = lambda entries, *_: (entries, {}),
-         **_) -> Read:
+def read(name: str, root: Path, split: str = "test", choose: Callable = lambda entries, *_: (entries, {}), **_) -> Read:
     """Return the cases of a row of datasets.json, and facts.
 
     `choose` takes the entries, the path and the subset, and returns the entries to read, and facts.

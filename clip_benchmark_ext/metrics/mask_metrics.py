@@ -25,8 +25,7 @@ def class_iou(matrix: Tensor) -> Tensor:
 
 
 def measures(matrix: Tensor) -> dict[str, float]:
-    return {"miou": class_iou(matrix).nanmean().item(),
-            "pixel_acc": (matrix.diagonal().sum() / matrix.sum()).item()}
+    return {"miou": class_iou(matrix).nanmean().item(), "pixel_acc": (matrix.diagonal().sum() / matrix.sum()).item()}
 
 
 def with_errors(groups: Tensor) -> dict[str, float | str]:

@@ -10,7 +10,6 @@ chance.
 
 Dimensions: N cases, I images of a case, C captions of a case.
 """
-
 import json
 import logging
 import re
@@ -68,8 +67,7 @@ def symmetric_relations() -> frozenset[str]:
 
 def has_same_words(case: Case) -> bool:
     right, *wrong = (sorted(re.findall(r"[\w']+", caption.lower())) for caption in (case.captions[0], *case.wrong))
-    return any(words == right for words, caption in zip(wrong, case.wrong, strict=True)
-               if caption != case.captions[0])
+    return any(words == right for words, caption in zip(wrong, case.wrong, strict=True) if caption != case.captions[0])
 
 
 def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Sequence[Case],

@@ -12,6 +12,6 @@ def save_json(path, content):
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def save_image(path, color, mode="RGB", size=(16, 12)):
+def save_image(path, color, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, color).save(path)
+    Image.new(mode, (16, 12), color).save(path)

@@ -1,18 +1,27 @@
 """Models and data of the benchmark's tests: tiny CLIPs, data sets."""
-import io
 import json
-import tarfile
+from argparse import Namespace
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from conftest import make_image, png
+from conftest import picture, png, write_tar
 from open_clip.model import CLIP
+
+from clip_benchmark_ext import cli
+from clip_benchmark_ext.evaluation_job import Job
+from clip_benchmark_ext.flags import Flags
 
 CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "width": 32, "patch_size": 16,
                                                "head_width": 16},
                "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}}
+
+
+def evaluate(*flags, name: str = "result") -> dict:
+    """The result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
+    cli.main(["eval", "--num_workers", "0", "--quiet", "--output", f"{name}.json", *map(str, flags)])
+    return json.loads(Path(f"{name}.json").read_text())
 
 
 class Loaded(Exception):
@@ -40,12 +49,11 @@ def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[st
     return name, str(weights)
 
 
-def write_tar(path: Path, content: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, data in content.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+def built(dataset: str, root: Path, task: str, transform=None, **more):
+    """A test set as `clip_benchmark eval` builds it."""
+    args = dict(dataset=dataset, dataset_root=str(root), task=task, split="test", seed=0, language="en", batch_size=1,
+                annotation_file=None, custom_template_file=None, custom_classname_file=None, wds_cache_dir=None)
+    return Job(Namespace(**args | more), Flags(), {}, root).build("test", transform)
 
 
 def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]], **metadata: dict) -> Path:
@@ -93,12 +101,8 @@ WORDS = ("red", "green", "blue", "yellow", "circle", "square", "star", "triangle
 def order_data(root: Path, images: int = 12) -> Path:
     """ARO's COCO order: a caption of four words an image, and its orders by frozen "perturbations"."""
     from clip_benchmark_ext.selection_datasets import build_dataset
-    (root / "val2014").mkdir(parents=True)
-    rows = []
-    for i in range(images):
-        make_image(i).save(root / "val2014" / f"{i}.png")
-        rows.append({"image": f"val2014/{i}.png", "caption": [
-            f"a {WORDS[i % 4]} {WORDS[4 + i % 3]} {WORDS[7 - i % 2]}"]})
+    rows = [{"image": "val2014/" + picture(root / "val2014" / f"{i}.png", i),
+             "caption": [f"a {WORDS[i % 4]} {WORDS[4 + i % 3]} {WORDS[7 - i % 2]}"]} for i in range(images)]
     (root / "coco_karpathy_test.json").write_text(json.dumps(rows))
     pytest.importorskip("nltk")
     build_dataset("aro/coco_order", root, tagger=lambda text: [

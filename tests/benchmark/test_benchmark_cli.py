@@ -15,8 +15,8 @@ import pytest
 import torch
 from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import make_image
-from models import labelled_webdataset, save_clip
+from conftest import make_image, write_run
+from models import evaluate, labelled_webdataset, save_clip
 from training import open_clip_train_each, run_ranks, train_flags
 
 import open_clip_mdc
@@ -38,12 +38,6 @@ def runs(scenes, tmp_path_factory):
         train_flags("--dataset-type", "webdataset", "--batch-size", "32", "--epochs", "1", logs=folder, name=alias,
                     data=scenes / "train" / "{00000..00007}.tar", model=name) for alias, name in MODELS.items()))
     return folder
-
-
-def evaluate(*flags, name="result") -> dict:
-    """Under autocast, as by default."""
-    cli.main(["eval", *map(str, flags), "--output", f"{name}.json", "--num_workers", "0", "--quiet"])
-    return json.loads(Path(f"{name}.json").read_text())
 
 
 def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
@@ -111,10 +105,8 @@ def test_a_clip_model_through_our_script_gives_upstreams_numbers_to_the_digit(sc
 def test_a_clip_run_is_evaluated_at_the_image_size_that_it_was_trained_at(scenes, tmp_path, monkeypatch):
     """Given by its folder. Upstream would build it at the config's 48 px and resize the positional embedding."""
     name, _ = save_clip(tmp_path)
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "params.txt").write_text(f"model: {name}\nforce_image_size: 32\n")
     trained = open_clip.create_model(name, force_image_size=32)
-    torch.save({"state_dict": trained.state_dict()}, tmp_path / "run" / "checkpoints" / "epoch_1.pt")
+    write_run(tmp_path / "run", trained.state_dict(), model=name, force_image_size=32)
     loaded, load = [], benchmark_run.load_model
     monkeypatch.setattr(benchmark_run, "load_model", lambda args: loaded.append(load(args)) or loaded[0])
     result = evaluate("--model", name, "--pretrained", tmp_path / "run", "--dataset", "sugar_crepe/swap_att",
@@ -136,9 +128,8 @@ def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes,
         place = min(member.offset for member in tar.getmembers() if member.offset > place)
     shard.write_bytes(shard.read_bytes()[:place])
     with pytest.raises(SystemExit) as error:
-        cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "wds/probe",
-                  "--dataset_root", str(folder), "--task", "zeroshot_classification", "--output", "result.json",
-                  "--num_workers", str(workers), "--quiet"])
+        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe", "--dataset_root", folder,
+                 "--task", "zeroshot_classification", "--num_workers", workers)
     assert str(error.value) == f"error: --dataset_root: {shard}: not a complete tar file. Download or write it again"
     assert not Path("result.json").exists()
 

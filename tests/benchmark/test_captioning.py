@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import make_image
+from conftest import made_images, make_image, seeded
 from models import save_clip
 
 from clip_benchmark_ext.metrics import diversity
@@ -41,7 +41,7 @@ def data(tmp_path_factory):
 def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias, given, decoding):
     metrics, saved = evaluate(tmp_path, *flags(runs, data, alias), *given)
     model, transform, tokenizer = load(str(runs / alias))
-    text = model.generate(torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))]), **decoding)
+    text = model.generate(made_images(transform, len(REFERENCES)), **decoding)
     assert list(saved["captions"].items()) == [
         (f"key{i}", caption) for i, caption in enumerate(decode_captions(text, tokenizer))]
     assert list(saved["references"].values()) == REFERENCES
@@ -61,7 +61,7 @@ def test_captions_are_those_that_the_model_generates(runs, data, tmp_path, alias
 
 def of_the_second_batch(model, transform, sampling=(), **options) -> torch.Tensor:
     """The captions of images 2 and 3, from the seed that the command gives their batch. `sampling` begins Sampling."""
-    generator = torch.Generator().manual_seed(int(np.random.SeedSequence([0, 1]).generate_state(1)[0]))
+    generator = seeded(int(np.random.SeedSequence([0, 1]).generate_state(1)[0]))
     images = torch.stack([transform(make_image(i)) for i in (2, 3)])
     return model.generate(images, sampling=Sampling(*(sampling or [1.0]), generator=generator), **options)
 
@@ -111,7 +111,7 @@ def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data, tmp_path):
         for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")), ("two", ("--guidance_scale", "2")),
                            ("none", ("--guidance_scale", "0"))))
     model, transform, tokenizer = load(str(runs / "mdc"))
-    images = torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))])
+    images = made_images(transform, len(REFERENCES))
     text = model.generate(images, length=5, guidance_scale=2.0, blind=mean_image(model, [images]))
     assert one == plain != two and list(two.values()) == decode_captions(text, tokenizer)
     assert len(set(none.values())) == 1  # the same for all images: the blind model alone
@@ -141,7 +141,7 @@ def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_i
     clip, _, clip_transform = open_clip.create_model_and_transforms(name, weights)
     clip = Clip(clip.eval(), clip_transform, open_clip.get_tokenizer(name))
     model, transform, tokenizer = load(str(runs / "mdc"))
-    images = torch.stack([transform(make_image(i)) for i in range(len(REFERENCES))])
+    images = made_images(transform, len(REFERENCES))
     seen = torch.stack([clip_transform(make_image(i)) for i in range(len(REFERENCES))])
 
     metrics, saved = evaluate(tmp_path, *command, "--clip_scale", "2")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import make_image
+from conftest import picture
 from models import CLIP_CONFIG, captioned_webdataset, save_clip, tiny_clip
 from safetensors.torch import save_file
 from training import run_ranks
@@ -148,9 +148,8 @@ def test_unicode_survives_from_the_tokens_to_the_score(runs, data, tmp_path, mon
 @pytest.mark.parametrize("dataset", ["flickr8k", "flickr30k", "mscoco_captions"])
 def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs, tmp_path, dataset):
     folder = tmp_path / "val2014" if dataset == "mscoco_captions" else tmp_path
-    folder.mkdir(exist_ok=True)
     for i in range(3):
-        make_image(i).save(folder / f"{i}.jpg")
+        picture(folder / f"{i}.jpg", i)
     lines = [f"{i}.jpg,{caption}" for i in range(3) for caption in REFERENCES[i]]
     (tmp_path / f"{dataset}_test_karpathy.txt").write_text("\n".join(["image,caption", *lines]))
     (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
@@ -167,10 +166,8 @@ def test_a_key_that_comes_again_keeps_its_captions_apart():
 
 def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_there_are_no_numbers(
         runs, data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "val2014").mkdir()
     for i in (70, 8, 9):
-        make_image(i).save(tmp_path / "val2014" / f"{i}.jpg")
+        picture(tmp_path / "val2014" / f"{i}.jpg", i)
     (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
         "images": [{"id": i, "file_name": f"{i}.jpg"} for i in (70, 8, 9)],
         "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]}))

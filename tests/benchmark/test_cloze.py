@@ -7,9 +7,8 @@ import pytest
 import torch
 from captioned import flags
 from conftest import png
-from models import captioned_webdataset
+from models import captioned_webdataset, evaluate
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import cloze_words
 from clip_benchmark_ext.datasets.cloze_words import CLOSED, Question, frequent_nouns, frequent_verbs, questions
 from clip_benchmark_ext.metrics.cloze_metrics import Answer, cloze_metrics
@@ -88,23 +87,15 @@ def data(tmp_path) -> Path:
     return root
 
 
-def evaluate(*arguments) -> tuple[dict, dict]:
-    cli.main([*map(str, arguments), "--output", "result.json"])
-    return (json.loads(Path("result.json").read_text())["metrics"],
-            json.loads(Path("items/result.json").read_text()))
-
-
-def cloze_flags(runs, data, alias="mdc", words=True):
-    command = flags(runs, data, alias)
-    command[command.index("captioning")] = "cloze"
-    return [*command, *(["--cloze_words", str(data.parent / "words.json")] if words else [])]
+def metrics_of(runs, data, alias="mdc", *more) -> dict:
+    return evaluate(*flags(runs, data, alias)[1:], "--task", "cloze", *more)["metrics"]
 
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
 def test_answers_are_the_models_given_all_other_words(runs, data, clip_benchmark, monkeypatch, alias):
     answered = {}
     monkeypatch.setattr(cloze, "cloze_metrics", lambda *of: answered.update(of[0]) or cloze_metrics(*of))
-    metrics, _ = evaluate(*cloze_flags(runs, data, alias))
+    metrics = metrics_of(runs, data, alias, "--cloze_words", data.parent / "words.json")
     assert (metrics["questions_colour"], metrics["questions_relation"]) == (3, 2) and metrics["images"] == 3
     assert list(answered) == ["k0", "k1", "k2"] and metrics["words_colour"] == "red, blue, grey, gray"
     model, transform, tokenizer = load(str(runs / alias))
@@ -124,6 +115,7 @@ def test_answers_are_the_models_given_all_other_words(runs, data, clip_benchmark
             assert answer.scores_blind != pytest.approx(scores, abs=1e-3)
     assert ("cloze_acc_relation" in metrics) == (alias == "mdc") and filled == 2 * (alias == "mdc")
     assert all(0 <= metrics[f"choice_acc_colour{row}"] <= 1 for row in ("", "_blind", "_debiased"))
+    assert Path("items/result.json").exists()
 
 
 def test_the_table_shows_the_means_over_kinds():
@@ -136,6 +128,6 @@ def test_the_table_shows_the_means_over_kinds():
 
 def test_the_default_words_are_closed_lists_and_the_data_sets_own(runs, data, clip_benchmark, monkeypatch):
     monkeypatch.setattr(cloze_words, "FEWEST", 1)
-    metrics, _ = evaluate(*cloze_flags(runs, data, words=False))
+    metrics = metrics_of(runs, data)
     assert metrics["words_number"].startswith("one, two") and metrics["questions_preposition"] == 2
     assert "questions_verb" not in metrics and "star" in metrics["words_noun"]

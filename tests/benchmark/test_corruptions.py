@@ -1,4 +1,4 @@
-"""Claims about corrupted images.    pytest tests/benchmark/test_corruptions.py"""
+"""Claims about corrupted images."""
 import json
 
 import pytest
@@ -40,8 +40,7 @@ def test_severity_0_is_the_image_each_step_makes_it_worse_and_twice_is_the_same(
 
 
 def test_noise_has_its_standard_deviation_and_is_another_for_another_image():
-    grey = Image.new("RGB", (100, 100), (128, 128, 128))
-    noise = change(grey, "gaussian_noise:1")
+    noise = change(Image.new("RGB", (100, 100), (128, 128, 128)), "gaussian_noise:1")
     assert noise.std() == pytest.approx(255 * 0.08, rel=0.02) and abs(noise.mean()) < 0.5
     other = change(Image.new("RGB", (100, 100), (128, 128, 129)), "gaussian_noise:1")
     assert abs(torch.corrcoef(torch.stack((noise.flatten(), other.flatten())))[0, 1]) < 0.05
@@ -55,8 +54,7 @@ def test_blur_is_relative_to_the_image_and_keeps_a_flat_one():
 
 
 def test_brightness_is_a_factor():
-    brighter = parse("brightness:5")(Image.new("RGB", (2, 2), (40, 60, 200)))
-    assert brighter.getpixel((0, 0)) == (80, 120, 255)
+    assert parse("brightness:5")(Image.new("RGB", (2, 2), (40, 60, 200))).getpixel((0, 0)) == (80, 120, 255)
 
 
 # ---- in the tasks

@@ -1,4 +1,4 @@
-"""Claims about the diversity of captions.    pytest tests/benchmark/test_diversity.py"""
+"""Claims about the diversity of captions."""
 import pytest
 
 from clip_benchmark_ext.metrics import diversity

@@ -1,5 +1,4 @@
-"""Claims about the features of probes and their cache. Run: pytest tests/benchmark/test_features.py"""
-
+"""Claims about the features of probes and their cache."""
 import copy
 import os
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import SHARED, needs_data
+from conftest import SHARED, needs_data, seeded
 from open_clip.model import CLIP
 from safetensors.torch import save as serialised
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -49,8 +48,7 @@ class Images(Dataset):
     """Random images with a torchvision-like `transform`."""
 
     def __init__(self, split="train", num_images=10, transform=identity):
-        generator = torch.Generator().manual_seed({"train": 0, "test": 1}[split])
-        self.images = torch.randn(num_images, 3, 32, 32, generator=generator)
+        self.images = torch.randn(num_images, 3, 32, 32, generator=seeded({"train": 0, "test": 1}[split]))
         self.transform = transform
 
     def __len__(self):
@@ -65,7 +63,7 @@ class Images(Dataset):
 
 @pytest.fixture
 def image():
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+    return torch.randn(3, 3, 32, 32, generator=seeded(7))
 
 
 @torch.no_grad()
@@ -235,7 +233,7 @@ def test_features_kept_by_earlier_versions_are_read(tmp_path):
 
 
 def test_rows_of_parts_are_those_of_the_parts_behind_each_other():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     a, b = torch.randn(5, 3, generator=generator), torch.randn(4, 3, generator=generator)
     first, second, third = torch.tensor([4, 0, 2]), torch.tensor([3, 1]), torch.tensor([1, 1, 0])
     rows = Rows((a, first), (Rows((b, second)), third))

@@ -4,17 +4,18 @@ import json
 from itertools import product
 from pathlib import Path
 
+import models
 import numpy as np
 import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
 from captioned import captioned
-from conftest import complaint_of, make_image, png
+from conftest import complaint_of, made_images, png, refused, seeded
 from models import WORDS, labelled_webdataset, order_data
 from open_clip.coca_model import CoCa
 
-from clip_benchmark_ext import cli, foreign
+from clip_benchmark_ext import foreign
 from clip_benchmark_ext.selection_datasets import build_dataset
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.data.images import decode_image
@@ -30,11 +31,11 @@ pytestmark = pytest.mark.usefixtures("clip_benchmark")
 VOCAB, CONTEXT = 7, 5
 
 
-def tiny_coca(vocab_size: int = VOCAB, context_length: int = CONTEXT, image_size: int = 16) -> CoCa:
+def tiny_coca() -> CoCa:
     torch.manual_seed(0)
-    tower = dict(context_length=context_length, vocab_size=vocab_size, width=16, heads=2, layers=1)
+    tower = dict(context_length=CONTEXT, vocab_size=VOCAB, width=16, heads=2, layers=1)
     model = CoCa(16, dict(**tower, attn_pooler_heads=2), dict(**tower, embed_cls=True, output_tokens=True),
-                 dict(image_size=image_size, layers=1, width=16, patch_size=8, head_width=8, attentional_pool=True,
+                 dict(image_size=16, layers=1, width=16, patch_size=8, head_width=8, attentional_pool=True,
                       attn_pooler_heads=2, output_tokens=True))
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -54,19 +55,17 @@ def most_likely(model: CoCa, image: torch.Tensor) -> list[int]:
             out = model(image[None], text)
             log_probs = out["logits"][:, :len(caption) + 1].log_softmax(-1)  # 4.x has one more, after EOT
             scores[caption] = float(log_probs.gather(2, text[:, 1:, None]).sum())
-    best = max(scores, key=scores.get)
-    return [sot, *best, eot]
+    return [sot, *max(scores, key=scores.get), eot]
 
 
 def test_a_wide_beam_finds_the_most_likely_caption_of_all():
     model = tiny_coca()
-    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * 3
+    images = torch.randn(4, 3, 16, 16, generator=seeded(1)) * 3
     text = generate(CoCaCaptioner(model), images, num_beams=VOCAB ** 3)
     for row, image in zip(text.tolist(), images, strict=True):
         expected = most_likely(model, image)
         assert row[:len(expected)] == expected
-    one = generate(CoCaCaptioner(model), images[:1], length=1, num_beams=4)
-    assert one.shape[1] <= 3
+    assert generate(CoCaCaptioner(model), images[:1], length=1, num_beams=4).shape[1] <= 3
 
 
 CAPTIONS = ["a red star", "a blue circle and a green square", "two stars"]
@@ -165,11 +164,9 @@ def flags_of(kind: str, folder: Path) -> tuple[str, ...]:
     return "--model", name, "--pretrained", weights, *(("--scorer", "autoregressive") if kind == "coca" else ())
 
 
-def evaluate(data, dataset, task, *flags, name="result") -> dict:
+def evaluate(data, dataset, task, *flags) -> dict:
     """Under autocast, as by default."""
-    cli.main(["eval", "--dataset", dataset, "--dataset_root", str(data), "--task", task, "--num_workers", "0",
-              "--quiet", "--output", f"{name}.json", *map(str, flags)])
-    return json.loads(Path(f"{name}.json").read_text())["metrics"]
+    return models.evaluate("--dataset", dataset, "--dataset_root", data, "--task", task, *flags)["metrics"]
 
 
 def opened(flags):
@@ -191,7 +188,7 @@ def test_a_score_is_the_models_own_cross_entropy(kind, tmp_path):
         from transformers import AutoModelForImageTextToText
         model, transform, tokenizer = foreign.load_hf(f"hf:{save_hf(tmp_path, kind)}", "cpu")
         own = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
-    images = torch.stack([transform(make_image(i)) for i in range(2)])
+    images = made_images(transform, 2)
     text = tokenizer(CAPTIONS)  # padded to the longest
     assert len(set((text == eot_id(model.vocab_size)).long().argmax(1).tolist())) == 3
     found = log_likelihood(model, images, text.expand(2, -1, -1))
@@ -260,7 +257,7 @@ def test_the_other_tasks_score_and_caption_too(kind, tmp_path):
     classes = labelled_webdataset(tmp_path / "classes", WORDS[:4], ["a {c} star"], per_split=8)
     zero_shot = evaluate(classes, "wds/x", "zeroshot_classification", *flags)
     model, transform, tokenizer = opened(flags)
-    images = torch.stack([transform(make_image(i)) for i in range(8)])
+    images = made_images(transform, 8)
     text = tokenizer([f"a {word} star" for word in WORDS[:4]])
     with torch.autocast("cpu"):
         plain = log_likelihood(model, images, text.expand(8, -1, -1))
@@ -283,10 +280,7 @@ def test_what_cannot_be_scored_is_refused_in_a_line(tmp_path):
     data = order_data(tmp_path)
 
     def why(*flags) -> str:
-        with pytest.raises(SystemExit) as stopped:
-            evaluate(data, "aro/coco_order", "image_caption_selection", *flags)
-        assert "\n" not in str(stopped.value)
-        return str(stopped.value)
+        return refused(SystemExit, evaluate, data, "aro/coco_order", "image_caption_selection", *flags)
 
     for scorer in ("heuristic", "cosine"):
         assert f"--scorer {scorer} does not fit" in why(*flags_of("git", tmp_path), "--scorer", scorer)

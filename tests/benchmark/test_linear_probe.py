@@ -1,5 +1,4 @@
-"""Claims about the linear probe: it agrees with clip_benchmark's.    pytest tests/benchmark/test_linear_probe.py"""
-
+"""Claims about the linear probe: it agrees with clip_benchmark's."""
 import json
 import math
 
@@ -10,10 +9,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
 from clip_benchmark_ext.tasks import linear_probe
-from clip_benchmark_ext.tasks.linear_probe import (
-    best_weight_decay,
-    evaluate,
-)
+from clip_benchmark_ext.tasks.linear_probe import best_weight_decay, evaluate
 
 NUM_CLASSES, WIDTH = 8, 16
 

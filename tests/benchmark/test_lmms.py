@@ -1,4 +1,4 @@
-"""Claims about lmms-eval's `--model open_clip_mdc`.    pytest tests/benchmark/test_lmms.py
+"""Claims about lmms-eval's `--model open_clip_mdc`.
 
 What needs lmms-eval (pip install '.[lmms]') is skipped without it.
 """
@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 
 import pytest
 import torch
-from conftest import REPO, make_image, run
+from conftest import REPO, make_image, picture, run
 
 from clip_benchmark_ext.lmms import chair, local_tasks
 from clip_benchmark_ext.lmms.questions import asks_for_caption, statement
@@ -85,10 +85,9 @@ def evaluate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     from lmms_eval.evaluator import simple_evaluate
     from lmms_eval.tasks import TaskManager
-    (tmp_path / "photos").mkdir()
     pope, choices = [], []
     for i in range(40):
-        make_image(i).save(f"photos/{i}.png")
+        picture(tmp_path / "photos" / f"{i}.png", i)
         (tmp_path / "photos" / f"{i}.txt").write_text(f"{CAPTIONS[i % 4]}\na picture of {i}")
         pope.append({"question_id": i, "image": f"{i}.png", "text": f"Is there {THINGS[i % 4]} in the image?",
                      "label": ("yes", "no")[i % 2]})

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from case_files import save_json
-from conftest import make_image, png
+from conftest import make_image, picture, png
+from models import evaluate
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics.selection_metrics import selection_metrics
 from clip_benchmark_ext.metrics.statements import statement_metrics
@@ -22,12 +22,6 @@ NAMES = ("sugar_crepe_pp/swap_obj", "whatsup/controlled_images_a", "whatsup/coco
          "negbench/coco", *TWO_IMAGES)
 TRUE, FALSE = ([f"{word} {i}" for i in range(COUNT)] for word in ("right", "wrong"))
 PAIRS = list(zip(range(COUNT), TRUE, FALSE, strict=True))
-
-
-def picture(path: Path, number: int) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    make_image(number).save(path, "PNG")  # without losses, whatever the suffix says
-    return path.name
 
 
 def sugar_crepe_pp(root: Path, subset: str) -> None:
@@ -144,9 +138,8 @@ def test_each_case_has_its_images_and_captions_the_right_ones_first(tmp_path, na
 @pytest.mark.parametrize("name", ["sugar_crepe_pp/swap_obj", "whatsup/controlled_images_a", "bivlc"])
 def test_every_set_is_scored_by_the_command_plain_blind_and_debiased(runs, clip_benchmark, tmp_path, name):
     write_files(tmp_path / "set", name)
-    cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", name, "--dataset_root",
-              str(tmp_path / "set"), "--num_workers", "0", "--quiet", "--output", "result.json"])
-    metrics = json.loads(Path("result.json").read_text())["metrics"]
+    metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", name, "--dataset_root",
+                       tmp_path / "set")["metrics"]
     assert metrics["cases"] == COUNT and metrics["scorer"] == "heuristic"
     for number in ("text_acc", *(("image_acc", "acc") if name in TWO_IMAGES else ())):
         assert all(0 <= metrics[f"{number}{row}"] <= 1 for row in ("", "_blind", "_debiased"))
@@ -166,8 +159,7 @@ def test_a_statement_is_taken_for_true_if_the_image_makes_it_more_probable():
     for name, cases, scores, share in (
             ("sugar_crepe_pp/swap_obj", one, [[1, -1, -2], [3, 2, 1]], ((0.5 + 1) / 2 + (1 + 0) / 2) / 2),
             ("cola", two, [[[1, 2], [-1, 3]]], (1 + 0.5) / 2)):  # the diagonal is right, one other is above 0
-        metric = find_row(name).metric
-        metrics, _ = selection_metrics(metric, {"plain": scores, "debiased": scores}, cases)
+        metrics, _ = selection_metrics(find_row(name).metric, {"plain": scores, "debiased": scores}, cases)
         assert metrics["statement_acc_debiased"] == share and "statement_acc" not in metrics
 
 
@@ -176,9 +168,8 @@ def test_statements_of_nlvr_are_judged_one_by_one(runs, clip_benchmark, tmp_path
     dataset = build_dataset("nlvr/dev", tmp_path / "set")
     assert len(dataset) == 12 * COUNT and dataset[0][1] == [TRUE[0]]
     assert all(case.right == (case.images[0].name.split("-")[2] == "0") for case in dataset.cases)
-    cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "nlvr/dev", "--dataset_root",
-              str(tmp_path / "set"), "--num_workers", "0", "--quiet", "--output", "result.json"])
-    metrics = json.loads(Path("result.json").read_text())["metrics"]
+    metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "nlvr/dev", "--dataset_root",
+                       tmp_path / "set")["metrics"]
     assert metrics["cases"] == 12 * COUNT and metrics["majority"] == 0.5
     assert metrics["auc_blind"] == 0.5  # each sentence is as often true as false
     assert 0 <= metrics["text_acc_debiased"] <= 1 and "text_acc" not in metrics

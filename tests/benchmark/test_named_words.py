@@ -1,4 +1,4 @@
-"""Claims about the words that captions name.    pytest tests/benchmark/test_named_words.py"""
+"""Claims about the words that captions name."""
 import pytest
 
 from clip_benchmark_ext.metrics import repeats

@@ -1,21 +1,20 @@
-"""Claims about clip_benchmark's own data sets and own class folders.    pytest tests/benchmark/test_other_sets.py"""
+"""Claims about clip_benchmark's own data sets and own class folders."""
 import ast
 import inspect
 import json
 import re
 import shutil
-from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import timm
 from clip_benchmark.datasets import builder
-from conftest import make_image
+from conftest import picture
+from models import built
 from safetensors.torch import save_file
 
 from clip_benchmark_ext import cli, foreign_datasets
-from clip_benchmark_ext import run as benchmark_run
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
@@ -65,13 +64,10 @@ def test_nothing_is_fetched_or_written_for_any_of_clip_benchmarks_sets(root, tmp
 
 
 def test_a_whole_set_is_read_and_programs_start_again_afterwards(tmp_path):
-    (tmp_path / "coco" / "val2014").mkdir(parents=True)
-    make_image(0).save(tmp_path / "coco" / "val2014" / "1.jpg")
+    picture(tmp_path / "coco" / "val2014" / "1.jpg", 0)
     (tmp_path / "captions.json").write_text(json.dumps({
         "images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"id": 1, "image_id": 1, "caption": "a star"}]}))
-    args = Namespace(dataset="mscoco_captions", dataset_root="coco", annotation_file="captions.json", language="en",
-                     task="captioning", wds_cache_dir=None, custom_template_file=None, custom_classname_file=None)
-    dataset = benchmark_run.Job(args, None, {}, None).build("test", lambda image: image.size)
+    dataset = built("mscoco_captions", "coco", "captioning", lambda image: image.size, annotation_file="captions.json")
     assert list(dataset) == [((40, 40), ["a star"])]
     (tmp_path / "coco" / "new").mkdir()
 
@@ -86,9 +82,8 @@ def photos(tmp_path) -> Path:
     for place, split in enumerate(("train", "val")):
         for number, name in enumerate(CLASSES):
             folder = tmp_path / "photos" / split / name
-            folder.mkdir(parents=True)
             for i in range(4):
-                make_image(100 * place + 10 * number + i).save(folder / f"{i}.jpg", "JPEG")
+                picture(folder / f"{i}.jpg", 100 * place + 10 * number + i)
             (folder / "notes.txt").write_text("no image")
     return tmp_path / "photos"
 
@@ -133,8 +128,7 @@ def test_splits_of_other_classes_are_refused(photos, runs, name):
     (photos / "val" / "dog").rmdir()
     complaint = evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
     assert "test and train have different classes" in complaint and "'dog' is only in train" in complaint
-    (photos / "val" / "dogs").mkdir()
-    make_image(0).save(photos / "val" / "dogs" / "0.png")
+    picture(photos / "val" / "dogs" / "0.png", 0)
     assert "different classes" in evaluate(runs, "--dataset", name, "--dataset_root", photos, *PROBE)
 
 
@@ -146,7 +140,7 @@ def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name,
     assert ("if need be empty" in said) is empty and ("with an image each" in said) is not empty
     (photos / "val" / "dog").mkdir()
     if not empty:
-        make_image(0).save(photos / "val" / "dog" / "0.png")
+        picture(photos / "val" / "dog" / "0.png", 0)
     result = evaluate(runs, *flags, quiet=())
     assert 0 <= result["metrics"]["lp_acc1"] <= 1
     assert ("val has no image of dog" in caplog.text) is empty
@@ -158,7 +152,7 @@ def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, tmp
     shutil.rmtree(photos / "val")
     for name in CLASSES:
         for i in range(4, 10):
-            make_image(50 + 10 * CLASSES.index(name) + i).save(photos / "train" / name / f"{i}.jpg", "JPEG")
+            picture(photos / "train" / name / f"{i}.jpg", 50 + 10 * CLASSES.index(name) + i)
     flags = ("--dataset", "folder", "--dataset_root", photos)
     results = [evaluate(runs, *flags, *PROBE, "--seed", seed) for seed in (0, 0, 1)]
     assert [message for message in caplog.messages if "is split" in message] == [

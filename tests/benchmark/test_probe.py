@@ -1,9 +1,10 @@
-"""Claims about `clip_benchmark eval --task probe`.    pytest tests/benchmark/test_probe.py"""
+"""Claims about `clip_benchmark eval --task probe`."""
 import json
 import math
 from argparse import Namespace
 from pathlib import Path
 
+import models
 import pytest
 import timm
 import torch
@@ -12,7 +13,7 @@ from models import labelled_webdataset, save_clip
 from safetensors.torch import save_file
 
 import open_clip_mdc
-from clip_benchmark_ext import cli, towers
+from clip_benchmark_ext import towers
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import heads, probe
 from clip_benchmark_ext.tasks.knn import knn_votes
@@ -56,16 +57,16 @@ def test_the_attentive_probe_is_multi_head_attention_of_one_query():
         torch.testing.assert_close(head(tokens), head.classifier(seen), atol=1e-4, rtol=1e-4)
 
 
-def marked(count: int, seed: int, width: int = 16, patches: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+def marked(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens of which one, at a random place, has a mark and the class.
 
     An unmarked token has the opposite class.
     """
     generator = torch.Generator().manual_seed(seed)
-    tokens = 0.1 * torch.randn(count, patches, width, generator=generator)
+    tokens = 0.1 * torch.randn(count, 9, 16, generator=generator)
     labels = torch.randint(0, 2, (count,), generator=generator)
     for image, label in zip(tokens, labels.tolist(), strict=True):
-        here, there = torch.randperm(patches, generator=generator)[:2].tolist()
+        here, there = torch.randperm(9, generator=generator)[:2].tolist()
         image[here, 0], image[there, 0] = 2, 0
         image[here, 1], image[there, 1] = (2 * label - 1) * torch.tensor([2, -2])
     return tokens, labels
@@ -113,9 +114,8 @@ def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
 
 
 def evaluate(*flags, data: Path, name: str = "result") -> dict:
-    cli.main(["eval", *map(str, flags), "--dataset", "wds/x", "--dataset_root", str(data), "--task", "probe",
-              "--output", f"{name}.json", "--num_workers", "0", "--quiet", "--no_amp", "--batch_size", "10"])
-    return json.loads(Path(f"{name}.json").read_text())["metrics"]
+    return models.evaluate(*flags, "--dataset", "wds/x", "--dataset_root", data, "--task", "probe", "--no_amp",
+                           "--batch_size", 10, name=name)["metrics"]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def seen(monkeypatch):
 
 
 @pytest.mark.usefixtures("clip_benchmark")
-def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, seen, tmp_path):
+def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, seen):
     flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--fewshot_epochs", "2")
     metrics = evaluate(*flags, data=data)
     assert seen == {"trained": 48, "untrained": 48}
@@ -160,14 +160,13 @@ def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, 
     # All is there: nothing is encoded, and the numbers are the same. One file lacking is ten images.
     assert evaluate(*flags, data=data, name="again") == metrics
     assert seen == {"trained": 48, "untrained": 48}
-    folder = next(Path("features").glob("train-tokens-*"))
-    (folder / "00000001.safetensors").unlink()
+    (next(Path("features").glob("train-tokens-*")) / "00000001.safetensors").unlink()
     assert evaluate(*flags, data=data, name="mended") == metrics
     assert seen == {"trained": 58, "untrained": 58}
 
 
 @pytest.mark.usefixtures("clip_benchmark")
-def test_nothing_is_chosen_by_test_images(runs, data, tmp_path, monkeypatch):
+def test_nothing_is_chosen_by_test_images(runs, data, monkeypatch):
     """With other test labels the choices, and what is predicted, are the same."""
     flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--fewshot_epochs", "2", "--val_proportion", "0.4")
     first = evaluate(*flags, data=data)

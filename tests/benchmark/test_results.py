@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_image
+from conftest import picture
 from models import Loaded, fail, labelled_webdataset, order_data, save_clip
 
 from clip_benchmark_ext import cli, results
@@ -191,11 +191,10 @@ def test_results_of_the_packaged_captioner_are_of_photo_wherever_it_is_installed
 
 
 def test_winoground_of_a_clip_model_has_three_numbers_of_each_kind(tmp_path):
-    (tmp_path / "images").mkdir()
     lines = []
     for i in range(6):
         for side in range(2):
-            make_image(2 * i + side).save(tmp_path / "images" / f"{i}_{side}.png")
+            picture(tmp_path / "images" / f"{i}_{side}.png", 2 * i + side)
         lines.append({"id": i, "image_0": f"{i}_0", "image_1": f"{i}_1", "caption_0": f"dog {i}",
                       "caption_1": f"{i} cat"})
     (tmp_path / "examples.jsonl").write_text("\n".join(map(json.dumps, lines)))

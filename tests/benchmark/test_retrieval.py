@@ -2,13 +2,13 @@
 import json
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
 import torch
-from conftest import make_image
+from conftest import made_images
 from models import WORDS, captioned_webdataset, save_clip
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext import resume as resume_module
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import retrieval
@@ -32,9 +32,8 @@ def data(tmp_path_factory) -> Path:
 
 
 def evaluate(data, *flags, name="result") -> dict:
-    cli.main(["eval", "--dataset", "wds/x", "--dataset_root", str(data), "--task", "zeroshot_retrieval", "--no_amp",
-              "--quiet", "--num_workers", "0", "--recall_k", "1", "3", "--output", f"{name}.json", *map(str, flags)])
-    return json.loads(Path(f"{name}.json").read_text())["metrics"]
+    return models.evaluate("--dataset", "wds/x", "--dataset_root", data, "--task", "zeroshot_retrieval", "--no_amp",
+                           "--recall_k", 1, 3, *flags, name=name)["metrics"]
 
 
 def captioner(runs, alias="arc") -> tuple:
@@ -44,7 +43,7 @@ def captioner(runs, alias="arc") -> tuple:
 def by_hand(path, method=None) -> tuple[np.ndarray, np.ndarray]:
     """Plain scores [N, C] and blind ones [C], a pair at a time."""
     model, transform, tokenizer = load(str(path))
-    images, text = torch.stack([transform(make_image(i)) for i in range(9)]), tokenizer(FLAT)
+    images, text = made_images(transform, 9), tokenizer(FLAT)
     blind = mean_image(model, [images])
     plain = [[float(model.log_likelihood(image[None], row[None], method)) for row in text] for image in images]
     return (np.array(plain),
@@ -80,14 +79,13 @@ def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alp
     assert items["images"] == [f"key{i}" for i in range(9)]
     for name, values in items["values"].items():
         assert np.average(values, weights=items["weights"].get(name)) == pytest.approx(metrics[name]), name
-    table = markdown(read_results(["result.json"]))
-    heads = [head.strip() for head in table.splitlines()[0].split("|")]
+    heads = [head.strip() for head in markdown(read_results(["result.json"])).splitlines()[0].split("|")]
     for way in ("image", "text"):
         place = heads.index(f"{way} R@1")
         assert heads[place:place + 3] == [f"{way} R@1", f"{way} R@1 blind", f"{way} R@1 debiased"]
 
 
-def test_a_blind_score_finds_an_image_by_chance(runs, data, tmp_path):
+def test_a_blind_score_finds_an_image_by_chance():
     """Each image has k of the N captions, whichever they are."""
     scores = torch.randn(12).expand(6, 12)
     positive = torch.eye(6).repeat_interleave(2, 1).bool()
@@ -95,7 +93,7 @@ def test_a_blind_score_finds_an_image_by_chance(runs, data, tmp_path):
         assert retrieval.hits(scores.t(), positive.t(), k).mean() == pytest.approx(k / 6)
 
 
-def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_path, monkeypatch):
+def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_path):
     name, weights = save_clip(tmp_path)
     theirs = evaluate(data, "--model", name, "--pretrained", weights, name="clip")
     whole = evaluate(data, *captioner(runs), name="whole")
@@ -108,7 +106,7 @@ def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_pat
     metrics = evaluate(data, *captioner(runs), "--clip", f"{name}:{weights}", "--shortlist", 4, name="four")
     model, transform, tokenizer = load(weights, name)
     with torch.no_grad():
-        images = model.encode_image(torch.stack([transform(make_image(i)) for i in range(9)]))
+        images = model.encode_image(made_images(transform, 9))
         texts = model.encode_text(tokenizer(FLAT))
     cosines = torch.cosine_similarity(images[:, None], texts[None], dim=-1).numpy()
     of_texts = (cosines > np.sort(cosines, 0)[-5]).T.T  # the four best images of each caption

@@ -1,13 +1,10 @@
-"""Claims about data sets that are one row of JSON: ours of captions and classes, and your own by --datasets.
-
-    pytest tests/benchmark/test_rows.py
-"""
+"""Claims about data sets that are one row of JSON: ours of captions and classes, and your own by --datasets."""
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_image
+from conftest import make_image, picture
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import known, masks
@@ -26,12 +23,6 @@ VOC = known.KINDS["classes"]["voc2007_official"]["classes"]
 def write(path: Path, content: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-
-
-def picture(path: Path, number: int) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    make_image(number).save(path, "PNG")  # without losses, whatever the suffix says
-    return path.name
 
 
 def lines(rows: list[dict]) -> str:
@@ -72,9 +63,9 @@ def nocaps(root):
         "annotations": [{"id": j, "image_id": j % 4, "caption": TEXTS[j % 4]} for j in range(8)]})
 
 
-def voc2007_official(root, counts=(("test", 6), ("train", 8), ("val", 8))):
+def voc2007_official(root):
     main = root / "VOCdevkit" / "VOC2007" / "ImageSets" / "Main"
-    for split, count in counts:
+    for split, count in ("test", 6), ("train", 8), ("val", 8):
         for number, label in enumerate(VOC):
             signs = [1 if i % 4 == number % 4 else 0 if (i + number) % 7 == 0 else -1 for i in range(count)]
             write(main / f"{label}_{split}.txt", "".join(f"{split}{i:04d} {sign:2d}\n" for i, sign in enumerate(signs)))
@@ -86,8 +77,8 @@ def voc2007_official(root, counts=(("test", 6), ("train", 8), ("val", 8))):
 CAPTIONS = {"docci": docci, "dci": dci, "iiw/docci_aar": iiw, "urban1k": urban1k, "nocaps": nocaps}
 
 
-def evaluate(runs, tmp_path, dataset, *flags, model="mdc") -> dict:
-    cli.main(["eval", "--model", model, "--pretrained", str(runs / model), "--dataset", dataset, "--dataset_root",
+def evaluate(runs, tmp_path, dataset, *flags) -> dict:
+    cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", dataset, "--dataset_root",
               str(tmp_path / "data"), "--num_workers", "0", "--batch_size", "2", *map(str, flags), "--output",
               str(tmp_path / "result.json")])
     return json.loads((tmp_path / "result.json").read_text())
@@ -106,7 +97,7 @@ def test_each_layout_gives_its_images_with_their_captions(tmp_path, name):
             build_dataset(name, tmp_path, split="tset")
 
 
-def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path, capsys):
+def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
     nocaps(tmp_path / "data")
     result = evaluate(runs, tmp_path, "nocaps", "--task", "captioning", "--save_coco_results", tmp_path / "coco.json")
     metrics = result["metrics"]

@@ -1,6 +1,4 @@
-"""Claims about `clip_benchmark eval --task segmentation`.    pytest tests/benchmark/test_segmentation.py"""
-import io
-import json
+"""Claims about `clip_benchmark eval --task segmentation`."""
 import math
 from pathlib import Path
 
@@ -8,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SHARED, make_image, needs_data, png
-from models import write_tar
+from conftest import SHARED, make_image, needs_data, png, refused, saved, seeded, write_tar
+from models import evaluate
 from PIL import Image
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import masks
 from clip_benchmark_ext.metrics.mask_metrics import class_iou, confusion, measures, with_errors
 from clip_benchmark_ext.table import markdown, read_results
@@ -23,13 +20,11 @@ def mask_png(ids, mode: str = "L") -> bytes:
     image = Image.fromarray(np.asarray(ids, dtype=np.uint8))
     if mode == "P":
         image.putpalette([*range(256)] * 3)
-    stream = io.BytesIO()
-    image.save(stream, "PNG")
-    return stream.getvalue()
+    return saved(image)
 
 
 def test_mean_iou_is_that_of_sets_of_pixels():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     predicted, target = (torch.randint(0, 4, (5, 8, 9), generator=generator) for _ in range(2))
     target[predicted == 3] = 0  # a class that is never right
     target[0, :2] = masks.VOID
@@ -125,24 +120,22 @@ def halves(root: Path, count: int = 24) -> Path:
         for i in range(count):
             left, right = generator.permutation(3)[:2]
             ids = np.where(np.arange(40) < generator.integers(12, 29), left, right)[None].repeat(40, 0)
-            stream = io.BytesIO()
-            Image.fromarray(colours[ids].astype(np.uint8)).save(stream, "PNG")
+            content[f"{i}.png"] = saved(Image.fromarray(colours[ids].astype(np.uint8)))
             ids[0] = masks.VOID
-            content |= {f"{i}.png": stream.getvalue(), f"{i}.mask.png": mask_png(ids)}
+            content[f"{i}.mask.png"] = mask_png(ids)
         write_tar(root / f"{split}.tar", content)
     (root / "classnames.txt").write_text("red\ngreen\nblue")
     return root
 
 
-def flags(runs, root: Path, *more) -> list[str]:
-    return ["eval", *map(str, ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "masks", "--dataset_root",
-                               root, "--output", "result.json", "--num_workers", 0, "--quiet", "--no_amp", *more))]
+def segmented(runs, root: Path, *more) -> dict:
+    return evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "masks", "--dataset_root", root,
+                    "--no_amp", *more)
 
 
 @pytest.mark.usefixtures("clip_benchmark")
 def test_the_command_segments_beside_its_floors(runs, tmp_path):
-    cli.main(flags(runs, halves(tmp_path), "--fewshot_epochs", "40"))  # the task is the data set's
-    result = json.loads(Path("result.json").read_text())
+    result = segmented(runs, halves(tmp_path), "--fewshot_epochs", "40")  # the task is the data set's
     metrics = result["metrics"]
     assert result["task"] == "segmentation" and metrics["images"] == 24 and metrics["held_out"] == 2
     for row in ("", "untrained/", "pixels/"):
@@ -164,6 +157,5 @@ def test_the_command_segments_beside_its_floors(runs, tmp_path):
 ])
 def test_what_is_no_data_for_it_is_said_in_one_line(runs, tmp_path, spoil, more, said):
     spoil(halves(tmp_path, 3))
-    with pytest.raises(SystemExit) as end:
-        cli.main(flags(runs, tmp_path, *more))
-    assert str(end.value).startswith("error: ") and said in str(end.value) and "\n" not in str(end.value)
+    found = refused(SystemExit, segmented, runs, tmp_path, *more)
+    assert found.startswith("error: ") and said in found

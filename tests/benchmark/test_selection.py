@@ -1,5 +1,4 @@
 """Claims about the official metrics: rigged scores whose right answers were counted by hand."""
-
 import math
 from pathlib import Path
 
@@ -9,11 +8,7 @@ import torch
 
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics import selection_metrics as metrics_of_scores
-from clip_benchmark_ext.metrics.selection_metrics import (
-    clip_benchmarks_metrics,
-    debiased_score,
-    symmetric_relations,
-)
+from clip_benchmark_ext.metrics.selection_metrics import clip_benchmarks_metrics, debiased_score, symmetric_relations
 from clip_benchmark_ext.metrics.sugar_crepe import group_averages
 from clip_benchmark_ext.selection_datasets import find_row
 
@@ -129,7 +124,7 @@ def test_an_official_average_over_nothing_is_missing_and_says_why(caplog):
     assert "keeps none of these 1 cases" in caplog.text
 
 
-def test_clip_benchmarks_own_numbers_are_over_all_cases_and_give_the_first_of_a_tie(monkeypatch):
+def test_clip_benchmarks_own_numbers_are_over_all_cases_and_give_the_first_of_a_tie():
     """On the same scores upstream's own code gives the same."""
     generator = np.random.default_rng(0)
     for shape in ((2,), (5,), (2, 2)):

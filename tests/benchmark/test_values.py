@@ -9,11 +9,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from conftest import make_image
-from models import labelled_webdataset, order_data
+from conftest import made_images, picture
+from models import evaluate, labelled_webdataset, order_data
 from torch.utils.data import DataLoader, TensorDataset
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext.selection_datasets import build_dataset
 from clip_benchmark_ext.tasks.selection import likelihood_scorer, null_image
 from clip_benchmark_ext.tasks.zeroshot import likelihood_logits
@@ -32,11 +31,6 @@ SCORERS = {  # flags, arguments of log_likelihood, alias of the model
 @pytest.fixture(scope="module")
 def order(tmp_path_factory):
     return order_data(tmp_path_factory.mktemp("order"))
-
-
-def evaluate(tmp_path, *arguments) -> dict:
-    cli.main(["eval", *map(str, arguments), "--num_workers", "0", "--quiet", "--output", str(tmp_path / "result.json")])
-    return json.loads((tmp_path / "result.json").read_text())["metrics"]
 
 
 @torch.no_grad()
@@ -109,10 +103,10 @@ def check_accuracy(accuracy, scores, tolerance):
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_by_hand(runs, order, tmp_path, name):
+def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_by_hand(runs, order, name):
     flags, options, alias = SCORERS[name]
-    metrics = evaluate(tmp_path, "--model", alias, "--pretrained", runs / alias, "--dataset", "aro/coco_order",
-                       "--dataset_root", order, "--alpha", "0.5", "--batch_size", "5", *flags)
+    metrics = evaluate("--model", alias, "--pretrained", runs / alias, "--dataset", "aro/coco_order",
+                       "--dataset_root", order, "--alpha", "0.5", "--batch_size", "5", *flags)["metrics"]
     model, transform, tokenizer = load(str(runs / alias))
     dataset = build_dataset("aro/coco_order", order, transform)
     loader = DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
@@ -150,10 +144,10 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
     classes = ["red", "green star", "blue square", "yellow", "circle", "red triangle"]
     templates = ["a {c}", "{c} of a star"]
     root = labelled_webdataset(tmp_path / "wds", classes, templates, per_split=6)
-    metrics = evaluate(tmp_path, "--model", alias, "--pretrained", runs / alias, "--dataset", "wds/tiny",
-                       "--dataset_root", root, "--batch_size", "4", "--alpha", "0.5", *flags)
+    metrics = evaluate("--model", alias, "--pretrained", runs / alias, "--dataset", "wds/tiny", "--dataset_root", root,
+                       "--batch_size", "4", "--alpha", "0.5", *flags)["metrics"]
     model, transform, tokenizer = load(str(runs / alias))
-    images, targets = torch.stack([transform(make_image(i)) for i in range(6)]), torch.arange(6)
+    images, targets = made_images(transform, 6), torch.arange(6)
     captions = [[template.format(c=c) for template in templates] for c in classes]
     with torch.no_grad(), torch.autocast("cpu"):
         patches = model.encode_image_tokens(images)
@@ -178,22 +172,20 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
 def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused_as_classes(runs, tmp_path, caplog):
     """Cut, these two are equal, and the case is a tie. SugarCrepe has one that the scenes' vocabulary cuts."""
     mdc, long = ("--model", "mdc", "--pretrained", runs / "mdc"), "red " * 90
-    (tmp_path / "images").mkdir()
     for i in range(2):
-        make_image(i).save(tmp_path / "images" / f"{i}.png")
+        picture(tmp_path / "images" / f"{i}.png", i)
     (tmp_path / "examples.jsonl").write_text(json.dumps(
         {"id": 7, "image_0": "0", "image_1": "1", "caption_0": f"{long}star", "caption_1": f"{long}circle"}))
-    metrics = evaluate(tmp_path, *mdc, "--dataset", "winoground", "--dataset_root", tmp_path)
+    metrics = evaluate(*mdc, "--dataset", "winoground", "--dataset_root", tmp_path)["metrics"]
     assert (metrics["cases_cut"], metrics["cases"], metrics["text_acc"]) == (1, 1, 0)
     assert "1 of 1 cases have a caption that is cut at 77 tokens, such as 7" in caplog.text
     root = labelled_webdataset(tmp_path / "wds", ["star", "circle"], ["a {c}", long + "{c}"])
     with pytest.raises(SystemExit, match=r"caption 2 has 93 tokens .*: shorten it \('red red"):
-        evaluate(tmp_path, *mdc, "--dataset", "wds/tiny", "--dataset_root", root)
+        evaluate(*mdc, "--dataset", "wds/tiny", "--dataset_root", root)
 
 
-def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiased_row(runs, order, tmp_path):
-    few = ("--num_samples", "20", "--batch_size", "5")
-    metrics = evaluate(tmp_path, "--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order",
-                       "--dataset_root", order, *few)
+def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiased_row(runs, order):
+    metrics = evaluate("--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order", "--dataset_root",
+                       order, "--num_samples", "20", "--batch_size", "5")["metrics"]
     assert metrics["scorer"] == "bound" and metrics["num_samples"] == metrics["mean_draws"] == 20
     assert all(0 <= metrics[f"text_acc{row}"] <= 1 for row in ("", "_blind", "_debiased"))

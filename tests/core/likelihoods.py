@@ -17,11 +17,11 @@ def caption(*words, length=12, padding=0):
     return [SOT, *words, EOT] + [padding] * (length - len(words) - 2)
 
 
-def random_captions(count, lengths=range(2, 10), seed=0, length=12):
+def random_captions(count, lengths=range(2, 10), seed=0):
     """Return distinct captions of random words, of alternating lengths."""
     rng = np.random.default_rng(seed)
     lengths = itertools.cycle(lengths)
-    return torch.tensor([caption(*rng.integers(1, V - 2, size=next(lengths)), length=length) for _ in range(count)])
+    return torch.tensor([caption(*rng.integers(1, V - 2, size=next(lengths))) for _ in range(count)])
 
 
 def log_probs(model, image, text, valid):

@@ -1,4 +1,4 @@
-"""Claims about the maps of words over images.    pytest tests/core/test_attention.py"""
+"""Claims about the maps of words over images."""
 import numpy as np
 import pytest
 import torch

@@ -216,8 +216,7 @@ def test_searched_and_drawn_captions_are_as_long_as_asked(model, image, options)
 
 def test_probabilities_are_of_float32_where_logits_are_not():
     logits = torch.randn(3, 60, generator=seeded(0)).bfloat16()
-    text = torch.full((3, 2), 1)
-    found = next_log_probs(lambda *args: logits, text, torch.arange(3), 60, 0, 9)
+    found = next_log_probs(lambda *args: logits, torch.full((3, 2), 1), torch.arange(3), 60, 0, 9)
     kept = torch.arange(60) != SOT
     expected = logits.double().log_softmax(1)
     assert (found[:, kept] - expected[:, kept]).abs().max() < 1e-5 and (found[:, SOT] == -torch.inf).all()

@@ -1,4 +1,4 @@
-"""Claims about encoders in big_vision's layout, CapPa's among them.    pytest tests/core/test_big_vision.py"""
+"""Claims about encoders in big_vision's layout, CapPa's among them."""
 import numpy as np
 import pytest
 import timm

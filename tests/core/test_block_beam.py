@@ -1,9 +1,9 @@
-"""Claims about beam search over blocks.    pytest tests/core/test_block_beam.py"""
+"""Claims about beam search over blocks."""
 import itertools
 
 import pytest
 import torch
-from conftest import VOCAB, images, tiny_captioner
+from conftest import VOCAB, images, seeded, tiny_captioner
 from test_blocks import blocks, naive_logits
 
 from open_clip_mdc.decoding.beam import beam_search
@@ -29,8 +29,7 @@ def test_a_beam_over_blocks_of_one_token_is_that_from_left_to_right(beams):
     for min_length in (0, 3):
         found = model.generate(image, sampler="beam", num_beams=beams, min_length=min_length, return_trace=True)
         with torch.no_grad():
-            text, _, log_prob = beam_search(logits_of_blocks(model, image), 6, VOCAB, 10, beams,
-                                            min_length=min_length)
+            text, _, log_prob = beam_search(logits_of_blocks(model, image), 6, VOCAB, 10, beams, min_length=min_length)
         width = found.text.shape[1]
         ends = caption_lengths(text, VOCAB) < 12  # the EOT of the longest ones is given to blocks
         assert torch.equal(found.text[ends], text[ends, :width])
@@ -79,8 +78,7 @@ class Table:
                             for row, column in zip(rows.tolist(), columns.tolist(), strict=True)])
 
     def of(self, image: int, read: tuple, place: int):
-        generator = torch.Generator().manual_seed(hash((self.seed, image, read, place)) % 2 ** 40)
-        return 2 * torch.randn(self.vocab, generator=generator)
+        return 2 * torch.randn(self.vocab, generator=seeded(hash((self.seed, image, read, place)) % 2 ** 40))
 
     def keep(self, block):
         self.kept = [past + tuple(row) for past, row in zip(self.kept, block.tolist(), strict=True)]
@@ -108,8 +106,7 @@ def best_by_enumeration(table: Table, image: int, size: int, width: int, min_len
                 which = int(log_probs.amax(1).argmax())
                 total += float(log_probs[which, text[hidden.pop(which)]])
         found[words] = total
-    best = max(found, key=found.get)
-    return [sot, *best, eot], found
+    return [sot, *max(found, key=found.get), eot], found
 
 
 @pytest.mark.parametrize("size, min_length", [(2, 0), (3, 0), (3, 2), (5, 1)])

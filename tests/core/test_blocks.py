@@ -1,11 +1,11 @@
-"""Claims about block diffusion and the rule of who sees whom.    pytest tests/core/test_blocks.py"""
+"""Claims about block diffusion and the rule of who sees whom."""
 import itertools
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, complaint_of, images, make_image, run_folder, seeded, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, picture, run_folder, seeded, tiny_captioner
 
 from open_clip_mdc.objectives.blocks import two_streams
 from open_clip_mdc.text.packing import NoisedCaptions, Sight, pack, sees
@@ -70,8 +70,7 @@ def test_a_block_that_holds_the_whole_caption_is_masked_diffusion_to_the_bit():
     whole, mdc = blocks(7), tiny_captioner("mdc", length_head=False)
     whole.load_state_dict(mdc.state_dict())
     text, image, u = captions([7] * 5), images(5), torch.linspace(0.1, 1, 5, dtype=torch.float64)
-    out = [model(image, pack(text, model.corrupt(text, u, seeded(3)), VOCAB))
-           for model in (whole, mdc)]
+    out = [model(image, pack(text, model.corrupt(text, u, seeded(3)), VOCAB)) for model in (whole, mdc)]
     assert torch.equal(out[0]["token_nll"], out[1]["token_nll"])
     assert torch.equal(out[0]["token_weight"], out[1]["token_weight"])
     assert torch.equal(out[0]["num_target"], out[1]["num_target"])
@@ -123,8 +122,7 @@ def test_the_times_of_blocks_are_uniform_and_stay_in_the_interval():
     model = blocks(3, t_min=0.5)
     text = captions([12] * 4000)
     noised = model.corrupt(text, torch.rand(4000, dtype=torch.float64), seeded(0))
-    last = (noised.position == 11) & noised.loss_mask
-    t = 1 / noised.weight[last]
+    t = 1 / noised.weight[(noised.position == 11) & noised.loss_mask]
     assert t.min() > 0.5 and t.max() <= 1
     # A token masked with probability t has the density 8t/3 on [.5, 1]: the mean of t is 7/9.
     assert t.mean().item() == pytest.approx(7 / 9, abs=0.01)
@@ -283,8 +281,7 @@ def test_gaps_are_filled_whatever_the_other_texts_are():
 def test_samples_and_guidance_are_those_of_each_image():
     model, image = blocks(3, seed=2), images(3)
     null = model.encode_image_tokens(images(32, seed=5)).mean(0)
-    plain = model.generate(image)
-    assert torch.equal(model.generate(image, guidance_scale=1.0), plain)
+    assert torch.equal(model.generate(image, guidance_scale=1.0), model.generate(image))
     strong = model.generate(image, guidance_scale=4.0, blind=null)
     alone = [model.generate(image[b:b + 1], guidance_scale=4.0, blind=null)[0] for b in range(3)]
     assert all(torch.equal(row[row != 0], one[one != 0]) for row, one in zip(strong, alone, strict=True))
@@ -298,10 +295,8 @@ def test_samples_and_guidance_are_those_of_each_image():
 def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "run", "MDC-ViT-Ti-8-b4")
-    for number in range(3):
-        make_image(number, 32).save(f"{number}.png")
+    images = [picture(tmp_path / f"{number}.png", number, 32) for number in range(3)]
     Path("captions.txt").write_text("a star\na red circle left of a blue square\nred\n")
-    images = [f"{number}.png" for number in range(3)]
     for flags in ((), ("--length", "6", "--tokens-per-step", "2"),
                   ("--samples", "3", "--select", "consensus", "--temperature", "0.7"),
                   ("--text", "a [MASK] star"), ("--sampler", "beam", "--length", "6", "--min-length", "2")):

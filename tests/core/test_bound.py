@@ -1,4 +1,4 @@
-"""Claims about the bound of mask-and-replace diffusion as a score.    pytest tests/core/test_bound.py
+"""Claims about the bound of mask-and-replace diffusion as a score.
 
 A network is a table of two tokens, small enough for sums over all x_t and for the reverse chain by matrices.
 """

@@ -1,4 +1,4 @@
-"""Claims about checkpoints: which load, and the fingerprint of a model.    pytest tests/core/test_checkpoints.py"""
+"""Claims about checkpoints: which load, and the fingerprint of a model."""
 import copy
 import json
 import math
@@ -8,8 +8,8 @@ import open_clip
 import pytest
 import torch
 from benchmark.models import save_clip
-from conftest import VOCAB, captions, images, run, seeded, tiny_captioner
-from training import equal
+from conftest import TEXT, VISION, captions, images, run, seeded, tiny_captioner, write_run
+from training import equal, holds
 
 import open_clip_mdc
 from open_clip_mdc.data import weights
@@ -25,12 +25,11 @@ def test_a_run_of_version_0_1_loads_whole(name, tmp_path):
     """A fixture has the names and shapes of its weights. Every one of them must be loaded."""
     generator = seeded(0)
     expected = {k: torch.randn(shape, generator=generator) for k, shape in OLD_WEIGHTS.items()}
-    (tmp_path / "checkpoints").mkdir()
-    torch.save({"state_dict": {f"module.{k}": v for k, v in expected.items()}}, tmp_path / "checkpoints" / "epoch_1.pt")
-    (tmp_path / "params.txt").write_text(f"model: {name}\nforce_image_size: None\nimage_mean: None\n")
+    write_run(tmp_path, {f"module.{k}": v for k, v in expected.items()}, model=name, force_image_size=None,
+              image_mean=None)
     model, _, _ = checkpoints.load(str(tmp_path))
     loaded = model.state_dict()
-    assert all(torch.equal(loaded[k], v) for k, v in expected.items())
+    assert holds(loaded, expected)
     assert {k for k in loaded if not k.startswith("length_head.")} == expected.keys()
 
 
@@ -42,10 +41,7 @@ def test_a_run_of_clip_loads_whole_with_the_flags_that_change_its_weights(flag, 
     open_clip_mdc.register()
     name, _ = save_clip(tmp_path)
     expected = open_clip.create_model(name, **model_args).state_dict()
-    (tmp_path / "checkpoints").mkdir()
-    torch.save({"state_dict": expected}, tmp_path / "checkpoints" / "epoch_1.pt")
-    flags = {"force_custom_text": False, "siglip": False} | {flag: True}
-    (tmp_path / "params.txt").write_text(f"model: {name}\n" + "".join(f"{k}: {v}\n" for k, v in flags.items()))
+    write_run(tmp_path, expected, model=name, **{"force_custom_text": False, "siglip": False} | {flag: True})
     assert equal(checkpoints.load(str(tmp_path))[0].state_dict(), expected)
 
 
@@ -69,11 +65,8 @@ def test_a_fingerprint_is_of_weights_and_settings():
     model = tiny_captioner()
     expected = fingerprint(model)
     assert fingerprint(copy.deepcopy(model).train()) == expected
-    config = (64, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2),
-              dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=2))
-    twin = Captioner(*config, dict(objective="mdc"), quick_gelu=True)
-    no_head = Captioner(*config, dict(objective="mdc", length_head=False))
-    causal = Captioner(*config, dict(objective="arc"))
+    twin = Captioner(64, VISION, TEXT, dict(objective="mdc"), quick_gelu=True)
+    no_head, causal = tiny_captioner(length_head=False), tiny_captioner("arc")
     for other in (twin, no_head, causal):
         other.load_state_dict(model.state_dict(), strict=False)
     def dimmer(x):
@@ -81,7 +74,7 @@ def test_a_fingerprint_is_of_weights_and_settings():
 
     def trained(x):
         x.text.positional_embedding.data[0, 0] += 1
-    others = [twin.eval(), no_head.eval(), causal.eval(), with_other_setting(dimmer), with_other_setting(trained)]
+    others = [twin.eval(), no_head, causal, with_other_setting(dimmer), with_other_setting(trained)]
     assert len({expected, *map(fingerprint, others)}) == 1 + len(others)
 
 

@@ -1,11 +1,11 @@
-"""Claims about a CLIP model that helps a captioner.    pytest tests/core/test_clip_guidance.py"""
+"""Claims about a CLIP model that helps a captioner."""
 import math
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from conftest import seeded
+from conftest import images, seeded, with_opinions
 from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc import register
@@ -29,11 +29,8 @@ def opinionated(name: str, seed: int = 1) -> torch.nn.Module:
     if hasattr(model, "encode_text"):
         for block in model.text.transformer.resblocks if hasattr(model, "text") else model.transformer.resblocks:
             torch.nn.init.normal_(block.mlp.c_proj.weight, std=0.5)
-    else:
-        torch.nn.init.normal_(model.text.output.weight, std=0.3)
-        if model.length_head is not None:
-            torch.nn.init.normal_(model.length_head.weight.data[3:9], std=model.length_head.narrowing)
-    return model
+        return model
+    return with_opinions(model)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +61,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def image():
-    return torch.randn(4, 3, 32, 32, generator=seeded(1))
+    return images(4, seed=1)
 
 
 def cosine(clip, image, caption, tokenizer) -> float:
@@ -138,8 +135,7 @@ def test_a_guide_that_says_nothing_changes_no_distribution_and_sees_no_impossibl
         assert captions.shape[1] == 5 and captions[..., 1].max() <= 2
         return torch.zeros(captions.shape[:2])
 
-    same = reweigh(log_prob, torch.tensor([[4, 0, 5]]), torch.tensor([1]), guide, 5)
-    torch.testing.assert_close(same, log_prob)
+    torch.testing.assert_close(reweigh(log_prob, torch.tensor([[4, 0, 5]]), torch.tensor([1]), guide, 5), log_prob)
 
 
 def naive(model, clip, image, tokenizer, length, scale, top_k):
@@ -186,8 +182,7 @@ def test_reranking_keeps_the_most_similar_of_the_drawn_captions(clip, image, tok
         model, options = opinionated(name), dict(length=5, samples=4)
 
         def drawn(model=model, options=options, **more):
-            return generate(model, image, **options, **more, sampling=Sampling(
-                1.0, generator=seeded(0)))
+            return generate(model, image, **options, **more, sampling=Sampling(1.0, generator=seeded(0)))
 
         every = decode_captions(drawn(), tokenizer)
         best = [max(every[4 * i:4 * i + 4], key=lambda caption, i=i: cosine(clip, image[i], caption, tokenizer))

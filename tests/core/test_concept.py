@@ -1,4 +1,4 @@
-"""Claims about hidden concept words.    pytest tests/core/test_concept.py"""
+"""Claims about hidden concept words."""
 from pathlib import Path
 
 import open_clip

@@ -1,4 +1,4 @@
-"""Claims about model configs by name.    pytest tests/core/test_configs.py"""
+"""Claims about model configs by name."""
 import json
 from pathlib import Path
 

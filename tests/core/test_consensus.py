@@ -4,17 +4,13 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import seeded
+from conftest import VOCAB as V
+from conftest import images, seeded, untrained_captioner, with_opinions
 
 from open_clip_mdc.decoding.consensus import agreement
 from open_clip_mdc.decoding.generate import generate
 from open_clip_mdc.decoding.sampling import Sampling
-from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.text.special_tokens import caption_lengths
-
-V = 40
-VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1)
-TEXT = dict(context_length=16, vocab_size=V, width=32, heads=2, layers=1)
 
 
 def ids(captions):
@@ -40,26 +36,21 @@ def naive(captions):
 
 def test_agreement_is_that_of_a_loop_over_counts_of_n_grams():
     generator = seeded(0)
-    images = [[torch.randint(1, 5, (int(n),), generator=generator).tolist()
-               for n in torch.randint(0, 10, (6,), generator=generator)] for _ in range(20)]
-    found = agreement(ids(sum(images, [])), 6, V)
-    assert found.tolist() == pytest.approx(sum(map(naive, images), []), abs=1e-6)
+    drawn = [[torch.randint(1, 5, (int(n),), generator=generator).tolist()
+              for n in torch.randint(0, 10, (6,), generator=generator)] for _ in range(20)]
+    found = agreement(ids(sum(drawn, [])), 6, V)
+    assert found.tolist() == pytest.approx(sum(map(naive, drawn), []), abs=1e-6)
     # An image's captions say nothing of another's.
-    assert torch.equal(found[:6], agreement(ids(sum(images, []))[:6], 6, V))
+    assert torch.equal(found[:6], agreement(ids(sum(drawn, []))[:6], 6, V))
 
 
 @pytest.fixture(scope="module", params=["mdc", "arc"])
 def model(request):
-    torch.manual_seed(0)
-    model = Captioner(64, VISION, TEXT, dict(objective=request.param)).eval()
-    torch.nn.init.normal_(model.text.output.weight, std=0.3)
-    if model.length_head is not None:
-        torch.nn.init.normal_(model.length_head.weight.data[3:9], std=model.length_head.narrowing)
-    return model
+    return with_opinions(untrained_captioner(request.param))
 
 
 def test_generate_keeps_one_draw_of_each_image_and_encodes_it_once(model, monkeypatch):
-    image = torch.randn(3, 3, 32, 32, generator=seeded(1)) * 3
+    image = 3 * images(3, seed=1)
     encoded, encode = [], model.encode_image_tokens
     monkeypatch.setattr(model, "encode_image_tokens", lambda x, *args: encoded.append(len(x)) or encode(x, *args))
     options = {} if model.causal else dict(length="sample")

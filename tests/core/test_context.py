@@ -1,4 +1,4 @@
-"""Claims about captions that the model's context cannot hold.    pytest tests/core/test_context.py"""
+"""Claims about captions that the model's context cannot hold."""
 import pytest
 import torch
 from conftest import LENGTH, VOCAB, captions, images, tiny_captioner

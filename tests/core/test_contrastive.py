@@ -1,5 +1,4 @@
-"""Claims about captioners that learn to contrast, too.    pytest tests/core/test_contrastive.py"""
-import json
+"""Claims about captioners that learn to contrast, too."""
 import math
 import re
 from pathlib import Path
@@ -9,21 +8,19 @@ import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import LENGTH, VOCAB, captions, images, run
+from benchmark.models import evaluate
+from conftest import TEXT, VISION, captions, images, json_lines, run
 from open_clip import ClipLoss, CustomTextCLIP
 from open_clip.loss import SigLipLoss
-from training import MAIN, equal, losses, open_clip_train, open_clip_train_each, run_ranks, train_flags, weights
+from training import MAIN, equal, holds, losses, open_clip_train, open_clip_train_each, run_ranks, train_flags, weights
 
 import open_clip_mdc
-from clip_benchmark_ext import cli
 from open_clip_mdc.extras.contrastive import ContrastiveLoss, OpenCLIPContrastiveCaptioner
 from open_clip_mdc.integration.check_flags import find_captioner_problem
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.objectives.loss import CaptionLoss
 
-VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
-TEXT = dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=2)
 MODEL = "MDC-ViT-Ti-8-contrastive"
 
 
@@ -61,13 +58,13 @@ def test_the_captions_half_is_the_captioners_to_the_last_bit_from_the_first_weig
     torch.manual_seed(0)
     plain = OpenCLIPCaptioner(64, VISION, TEXT, dict(objective=objective))
     mixed, image, text = tiny(objective), images(5), captions([4, 7, 9, 3, 6])
-    assert all(torch.equal(mixed.state_dict()[name], x) for name, x in plain.state_dict().items())
+    assert holds(mixed.state_dict(), plain.state_dict())
     terms = []
     for model, loss in ((plain, CaptionLoss()), (mixed, ContrastiveLoss(ClipLoss(), 3.0))):
         torch.manual_seed(1)
         terms.append(loss(**model(image, text), output_dict=True))
     assert terms[0].keys() < terms[1].keys() == {*terms[0], "contrastive_loss"}
-    assert all(torch.equal(terms[1][name], x) for name, x in terms[0].items())
+    assert holds(terms[1], terms[0])
     plain.load_state_dict({name: x for name, x in mixed.state_dict().items() if name in plain.state_dict()})
 
 
@@ -195,7 +192,7 @@ def trained(scenes, tmp_path_factory):
 def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
     for values in (losses(trained), contrastive_losses(trained)):
         assert values[-1] < 0.7 * values[0]
-    rows = [json.loads(row) for row in (trained / "run" / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    rows = json_lines(trained / "run" / "checkpoints" / "results.jsonl")
     assert rows[-1]["nelbo_per_token"] < rows[0]["nelbo_per_token"]
     assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3
     assert equal(weights(trained, 5), weights(trained, 5, "resumed"))
@@ -204,11 +201,6 @@ def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
 
 def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
     """The probe has 16 classes, so chance is 6 %. Of 64 images ten are 16 %."""
-    def evaluate(*flags) -> dict:
-        cli.main([str(x) for x in ("eval", "--model", "mdc", "--pretrained", trained / "run", "--num_workers", 0,
-                                   "--no_amp", "--quiet", "--output", tmp_path / "result.json", *flags)])
-        return json.loads((tmp_path / "result.json").read_text())["metrics"]
-
     test = tmp_path / "retrieval" / "test"
     test.mkdir(parents=True)
     (test.parent / "dataset_type.txt").write_text("retrieval")
@@ -218,8 +210,9 @@ def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes
         "zeroshot_classification": ("wds/probe", scenes / "probe"),
         "image_caption_selection": ("sugar_crepe/swap_att", scenes / "sugarcrepe"),
         "zeroshot_retrieval": ("wds/val", test.parent, "--recall_k", 10)}
-    found = {(task, scorer): evaluate("--task", task, "--dataset", name, "--dataset_root", root, *more, "--scorer",
-                                      scorer)
+    model = ("--model", "mdc", "--pretrained", trained / "run", "--no_amp")
+    found = {(task, scorer): evaluate(*model, "--task", task, "--dataset", name, "--dataset_root", root, *more,
+                                      "--scorer", scorer)["metrics"]
              for task, (name, root, *more) in jobs.items() for scorer in ("cosine", "heuristic")}
     assert all(metrics.get("scorer", scorer) == scorer for (_, scorer), metrics in found.items())
     assert found["zeroshot_classification", "cosine"]["acc1"] > 0.15

@@ -1,7 +1,4 @@
-"""Claims about damaged and foreign files: each is read right, or refused in one line.
-
-    pytest tests/core/test_damaged_files.py
-"""
+"""Claims about damaged and foreign files: each is read right, or refused in one line."""
 import gzip
 import logging
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Claims about image towers.    pytest tests/core/test_encoder.py"""
+"""Claims about image towers."""
 import json
 import re
 
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images
+from conftest import TEXT, VISION, captions, images
 from open_clip.model import CLIPVisionCfg
 
 import open_clip_mdc
@@ -14,8 +14,7 @@ from open_clip_mdc.models import towers
 from open_clip_mdc.models.towers import tower
 from open_clip_mdc.objectives.loss import CaptionLoss
 
-NATIVE = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
-DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
+DECODER = TEXT | dict(layers=1)
 
 
 def assert_normalised(tokens: torch.Tensor) -> None:
@@ -36,7 +35,7 @@ def assert_trains_whole(model: Captioner, image: torch.Tensor) -> None:
 def test_whatever_pools_for_clip_the_patch_tokens_are_normalised(options):
     """`final_ln_after_pool` (all CLIPA configs) would leave them without the last norm, and that norm without use."""
     torch.manual_seed(0)
-    model = Captioner(64, NATIVE | options, DECODER, dict(objective="mdc"))
+    model = Captioner(64, VISION | options, DECODER, dict(objective="mdc"))
     assert_normalised(model.encode_image_tokens(images(2)))
     assert_trains_whole(model, images(2))
 

@@ -1,5 +1,4 @@
 """Claims about Eq. 7 and the heuristic: likelihoods equal those of a naive loop, and of tables written by hand."""
-
 import pytest
 import torch
 from conftest import images

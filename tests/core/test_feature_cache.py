@@ -1,4 +1,4 @@
-"""Claims about --cache-features: a locked tower runs once an image.    pytest tests/core/test_feature_cache.py
+"""Claims about --cache-features: a locked tower runs once an image.
 
 All trainings are by the real command.
 """
@@ -9,10 +9,10 @@ from io import BytesIO
 
 import pytest
 import torch
-from conftest import run
+from conftest import run, saved, times
 from PIL import Image
 from safetensors import safe_open
-from training import equal, open_clip_train, open_clip_train_each, train_flags, weights
+from training import equal, holds, open_clip_train, open_clip_train_each, tower, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc.data.shards import read_samples, tar_writer
@@ -54,12 +54,6 @@ FLAGS = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-sampl
          "--lock-image", "--seed", "3")
 
 
-def png(colour: tuple[int, int, int]) -> bytes:
-    file = BytesIO()
-    Image.new("RGB", (8, 8), colour).save(file, "png")
-    return file.getvalue()
-
-
 def images_of(data: str) -> dict[bytes, torch.Tensor]:
     return {sample["png" if "png" in sample else "jpg"]: sample for shard in range(4)
             for sample in read_samples(data.replace("{00000..00003}", f"0000{shard}"))}
@@ -73,19 +67,18 @@ def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
     cached = (*FLAGS, "--cache-features", str(tmp_path / "cache"))
     count = len(images_of(data))
     assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="first")) == count
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    files = times((tmp_path / "cache").rglob("*.safetensors"))
     assert len(files) == 4 and not list((tmp_path / "cache").rglob(".*"))
     assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="again")) == 0
     assert counted(tmp_path, train_flags(*cached, "--lr", "1e-4", data=data, logs=tmp_path, name="workers",
                                          model="Mix-ViT-Ti-8-arc50", workers="2")) == 0
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert files == times((tmp_path / "cache").rglob("*.safetensors"))
     assert equal(weights(tmp_path, 2, "first"), weights(tmp_path, 2, "again"))
-    tower = {name: x for name, x in weights(tmp_path, 2, "first").items() if name.startswith("visual.")}
-    assert all(torch.equal(x, weights(tmp_path, 1, "workers")[name]) for name, x in tower.items())
+    assert holds(weights(tmp_path, 1, "workers"), tower(weights(tmp_path, 2, "first")))
 
 
 def test_an_image_that_has_a_sample_for_each_caption_is_read_once(tmp_path):
-    contents = [png((i, 0, 0)) for i in range(3)]
+    contents = [saved(Image.new("RGB", (8, 8), (i, 0, 0))) for i in range(3)]
     with tar_writer(tmp_path / "0.tar") as writer:
         for i in range(9):
             writer.write({"__key__": str(i), "png": contents[i % 3], "txt": f"a dog {i}"})

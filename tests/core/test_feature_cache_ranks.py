@@ -1,11 +1,11 @@
-"""Claims about --cache-features on two ranks, by the real command.    pytest tests/core/test_feature_cache_ranks.py"""
+"""Claims about --cache-features on two ranks, by the real command."""
 import json
 
 import pytest
 import torch
-from conftest import png, untrained_captioner
+from conftest import png, times, untrained_captioner, write_tar
 from safetensors.torch import load_file
-from tools.shard_files import COLOURS, SHAPES, write_tar
+from tools.shard_files import COLOURS, SHAPES
 from torchvision.transforms import ToTensor
 from training import equal, losses, open_clip_train, run_ranks, train_flags, weights
 
@@ -56,7 +56,7 @@ def trained(tmp_path_factory):
                            data=folder / f"{{0..{SHARDS - 1}}}.tar", **other)
     broken = run_ranks("python", "-c", RUNS, str(folder / "none"), json.dumps([flags("broken")]), str(KILLED),
                        check=False)
-    kept = {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.safetensors")}
+    kept = times((folder / "cache").rglob("*.safetensors"))
     assert all(rank.returncode for rank in broken) and not (folder / "broken" / "checkpoints" / "epoch_1.pt").exists()
     path = folder / "filled" / "checkpoints" / "epoch_1.pt"
     # The captions have one length and ARC has no noise: a step on all images is the same on one process as on two.
@@ -86,7 +86,7 @@ def test_a_rank_computes_what_no_other_does(tmp_path):
 
 def test_two_ranks_share_the_work_and_go_on_where_one_was_killed(trained):
     folder, kept, counts = trained
-    files = {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.safetensors")}
+    files = times((folder / "cache").rglob("*.safetensors"))
     assert 0 < len(kept) < SHARDS == len(files) and kept.items() <= files.items()
     assert sum(counts["filled"]) == EACH * (SHARDS - len(kept))
     assert not any(sum(counts[name]) for name in ("resumed", "workers", "whole"))

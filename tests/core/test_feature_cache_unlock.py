@@ -1,4 +1,4 @@
-"""Claims about --cache-features with --unlock-image-after.    pytest tests/core/test_feature_cache_unlock.py
+"""Claims about --cache-features with --unlock-image-after.
 
 A tower is locked at first and its tokens are read, then it is free and reads images. All runs are by the real command.
 """
@@ -7,9 +7,8 @@ import json
 import pytest
 import torch
 from test_feature_cache import seen
-from test_image_rates import tower
 from test_train import DUMP
-from training import equal, open_clip_train_each, run_ranks, train_flags, weights
+from training import equal, open_clip_train_each, run_ranks, tower, train_flags, weights
 
 STEPS = 8  # of 8 images, in each epoch
 LOCKED, EPOCHS = 2, 4

@@ -1,7 +1,5 @@
 """Claims about size: lines and syntax nodes of each package, all flags, and the files that a job enters.
 
-    pytest tests/core/test_fence.py
-
 A limit that is too low for your change is a question: what can leave in its place? The limits go down with every part
 that leaves. A line alone can be packed, so syntax nodes (without docstrings) count as well.
 """

@@ -1,16 +1,15 @@
-"""Claims about broken and hostile shards, in every reader.    pytest tests/core/test_hostile_shards.py"""
+"""Claims about broken and hostile shards, in every reader."""
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from benchmark.models import built
 from conftest import complaint_of, png
 from strategies import tar
+from training import pipeline
 
 import open_clip_mdc
 from clip_benchmark_ext.cli import BENCHMARK
-from clip_benchmark_ext.evaluation_job import Job
-from clip_benchmark_ext.flags import Flags
 from open_clip_mdc.data import shards
 
 COMMAND = "pipe:touch PWNED;echo x.tar"
@@ -18,13 +17,7 @@ COMMAND = "pipe:touch PWNED;echo x.tar"
 
 def training_samples(url: str, is_train: bool) -> list[tuple]:
     """Return the samples that OpenCLIP's pipeline reads from a shard."""
-    open_clip_mdc.register(training=True)
-    from open_clip_train import data
-    args = Namespace(train_data=url, val_data=url, train_num_samples=1, val_num_samples=None, dataset_resampled=False,
-                     train_data_upsampling_factors=None, seed=0, workers=0, batch_size=1, world_size=1, rank=0,
-                     device="cpu")
-    info = data.get_wds_dataset(args, lambda image: image.size, is_train, tokenizer=lambda text: [text])
-    return list(info.dataloader.pipeline[0].dataset)
+    return list(pipeline(url, lambda image: image.size, is_train).dataloader.pipeline[0].dataset)
 
 
 def benchmark_samples(root) -> list:
@@ -35,11 +28,7 @@ def benchmark_samples(root) -> list:
     (root / "test" / "nshards.txt").write_text("1")
     for name in ("classnames", "zeroshot_classification_templates"):
         (root / f"{name}.txt").write_text("a\nb")
-    args = Namespace(dataset="wds/x", dataset_root=str(root), annotation_file="", language="en", batch_size=2,
-                     task="linear_probe", custom_template_file=None, custom_classname_file=None,
-                     wds_cache_dir=None)
-    job = Job(args, Flags(), {}, root, transform=lambda image: image.size)
-    return list(job.build("test"))
+    return list(built("wds/x", root, "linear_probe", lambda image: image.size, batch_size=2))
 
 
 def test_a_shard_that_is_called_as_a_command_is_opened_as_the_file_that_it_is(tmp_path, monkeypatch):

@@ -1,20 +1,15 @@
-"""Claims about how an image tower trains beside a new decoder.    pytest tests/core/test_image_rates.py
+"""Claims about how an image tower trains beside a new decoder.
 
 All runs are by the real command.
 """
-
 import pytest
 import torch
-from training import equal, open_clip_train_each, train_flags, weights
+from training import equal, open_clip_train_each, tower, train_flags, weights
 
 import open_clip_mdc
 
 SYNTHETIC = ("--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "4")
 CNN = "MDC-small-timm-test_efficientnet"
-
-
-def tower(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: x for name, x in state.items() if name.startswith("visual.")}
 
 
 def decoder(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,4 @@
-"""Claims about what lies beside weights: how images are prepared for them.
-
-    pytest tests/core/test_image_settings.py
-"""
+"""Claims about what lies beside weights: how images are prepared for them."""
 import json
 import re
 import shlex
@@ -11,7 +8,7 @@ import open_clip
 import pytest
 import torch
 from conftest import run_folder
-from training import equal
+from training import equal, state_of
 
 import open_clip_mdc
 from open_clip_mdc import train
@@ -89,9 +86,8 @@ def test_a_run_of_a_model_from_a_folder_says_a_line_that_can_be_pasted(tmp_path)
     with pytest.raises(ValueError, match="if you trust that place, add --model ") as error:
         find(str(given))
     flag, name = shlex.split(str(error.value))[-2:]
-    state = torch.load(given / "checkpoints" / "epoch_1.pt", weights_only=True)["state_dict"]
-    loaded = open_clip_mdc.load(given, name, device="cpu").model
-    assert flag == "--model" and equal(loaded.state_dict(), state)
+    state = state_of(given / "checkpoints" / "epoch_1.pt")
+    assert flag == "--model" and equal(open_clip_mdc.load(given, name, device="cpu").model.state_dict(), state)
 
 
 @pytest.mark.parametrize("content, said", [

@@ -1,27 +1,20 @@
-"""Claims about users' images: each is read alike everywhere, and folders and shards may hold any format.
-
-    pytest tests/core/test_images.py
-"""
+"""Claims about users' images: each is read alike everywhere, and folders and shards may hold any format."""
 import base64
 import io
 import os
 import shutil
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
-import open_clip_train.data
 import pandas as pd
 import pytest
 import torch
-from conftest import complaint_of, png
+from benchmark.models import built
+from conftest import complaint_of, png, saved, write_tar
 from PIL import Image, features
-from strategies import tar
 from torchvision.transforms.functional import pil_to_tensor
+from training import pipeline
 
-import open_clip_mdc
-from clip_benchmark_ext.evaluation_job import Job
-from clip_benchmark_ext.flags import Flags
 from experiments import judge
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.data import images
@@ -39,12 +32,10 @@ def picture() -> Image.Image:
 
 
 def save(image: Image.Image, kind: str, orientation: int | None = None, **options) -> bytes:
-    buffer, exif = io.BytesIO(), Image.Exif()
     if orientation:
+        options["exif"] = exif = Image.Exif()
         exif[0x0112] = orientation
-        options["exif"] = exif
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+    return saved(image, kind, **options)
 
 
 def stored(data: bytes) -> np.ndarray:
@@ -101,15 +92,9 @@ def photos(tmp_path_factory) -> Path:
 
 def training(photos: Path, is_train: bool) -> dict[str, np.ndarray]:
     """Return the images that OpenCLIP's pipeline gives to the transform, by the text beside them."""
-    open_clip_mdc.register(training=True)
-    shard, seen = str(photos / "retrieval" / "test" / "0.tar"), {}
-    args = Namespace(train_data=shard, val_data=shard, train_num_samples=len(photographs()), val_num_samples=None,
-                     train_data_upsampling_factors=None, seed=0, world_size=1, rank=0, workers=0, batch_size=1,
-                     device="cpu")
-    info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train, tokenizer=lambda text: [text])
-    for image, (name,) in info.dataloader:
-        seen[name] = image[0].permute(1, 2, 0).numpy()
-    return seen
+    info = pipeline(photos / "retrieval" / "test" / "0.tar", pil_to_tensor, is_train,
+                    train_num_samples=len(photographs()))
+    return {name: image[0].permute(1, 2, 0).numpy() for image, (name,) in info.dataloader}
 
 
 def each(photos: Path, function) -> dict[str, np.ndarray]:
@@ -131,28 +116,20 @@ def pairs(photos: Path) -> dict[str, np.ndarray]:
     return {name: image for image, name in images.read_pairs([shard], np.asarray, lambda text: [text])}
 
 
-def benchmark(name: str, root: Path, task: str, **options):
-    """As `clip_benchmark eval` builds it."""
-    args = Namespace(dataset=name, split="test", seed=0, dataset_root=str(root), task=task, language="en",
-                     batch_size=1, annotation_file=None, custom_template_file=None, custom_classname_file=None,
-                     wds_cache_dir=None, **options)
-    return Job(args, Flags(), {}, root).build("test", np.asarray)
-
-
 def classification(photos: Path) -> dict[str, np.ndarray]:
     names = list(photographs())
-    return {names[label]: image for image, label in benchmark("wds/x", photos / "cls", "linear_probe")}
+    return {names[label]: image for image, label in built("wds/x", photos / "cls", "linear_probe", np.asarray)}
 
 
 def captioning(photos: Path) -> dict[str, np.ndarray]:
-    return {name: image for image, (name,), *_ in benchmark("wds/x", photos / "retrieval", "captioning")}
+    return {name: image for image, (name,), *_ in built("wds/x", photos / "retrieval", "captioning", np.asarray)}
 
 
 def folders(photos: Path) -> dict[str, np.ndarray]:
     for name in photographs():
         (photos / "own" / "val" / name).mkdir(parents=True)
         shutil.copy(photos / name, photos / "own" / "val" / name)
-    dataset = benchmark("folder", photos / "own", "zeroshot_classification")
+    dataset = built("folder", photos / "own", "zeroshot_classification", np.asarray)
     assert dataset.classes == list(dataset.class_to_idx) and "a photo of a {c}." in dataset.templates
     return {dataset.classes[label]: image for image, label in dataset}
 
@@ -169,8 +146,7 @@ PATHS = {
 def test_every_path_sees_one_picture_the_way_up_that_the_camera_noted(photos, path):
     seen = PATHS[path](photos)
     assert seen.keys() == photographs().keys()
-    wrong = [name for name, (_, right) in photographs().items() if not np.array_equal(seen[name], right)]
-    assert not wrong
+    assert not [name for name, (_, right) in photographs().items() if not np.array_equal(seen[name], right)]
 
 
 def test_a_box_of_a_data_file_is_cut_from_the_pixels_as_stored(tmp_path):
@@ -240,12 +216,6 @@ KEYS = {"img_1.V1.0": "one", "img_1.V2.0": "two", "b": "three", "c": "four", "d"
         "cat.v2": "eight"}
 
 
-def write_tar(path: Path, content: dict[str, bytes]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(tar(content))
-    return path
-
-
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory) -> Path:
     content = {name: save(picture(), value) if value.isupper() else value.encode() for name, value in SHARD.items()}
@@ -255,12 +225,7 @@ def shard(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("is_train", [True, False])
 def test_training_sees_every_sample_and_logs_what_has_no_image(shard, is_train, caplog, tmp_path):
     empty = write_tar(tmp_path / "1.tar", {"x.txt": b"words", "y.txt": b"more words"})
-    open_clip_mdc.register(training=True)
-    both = f"{shard}::{empty}"
-    args = Namespace(train_data=both, val_data=both, train_num_samples=8, val_num_samples=None, seed=0, world_size=1,
-                     train_data_upsampling_factors=None, rank=0, workers=0, batch_size=8, device="cpu")
-    info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train, tokenizer=lambda text: [text])
-    (_, texts), = info.dataloader
+    (_, texts), = pipeline(f"{shard}::{empty}", pil_to_tensor, is_train, train_num_samples=8, batch_size=8).dataloader
     assert sorted(texts) == sorted(KEYS.values())
     assert "Left out 3 of the samples, in 2 of the shards" in caplog.text and "any other sample: 1." in caplog.text
     assert "sample f (txt, json)" in caplog.text or "sample x (txt)" in caplog.text

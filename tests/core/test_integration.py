@@ -1,4 +1,4 @@
-"""Claims about the replaced attributes of OpenCLIP and webdataset.    pytest tests/core/test_integration.py"""
+"""Claims about the replaced attributes of OpenCLIP and webdataset."""
 import inspect
 from argparse import Namespace
 from importlib import import_module, metadata
@@ -11,6 +11,7 @@ from conftest import REPO, png, run, tiny_captioner
 from strategies import tar
 from syntax import internals, upstream_writes
 from torchvision.transforms.functional import pil_to_tensor
+from training import equal
 
 import open_clip_mdc
 from open_clip_mdc.integration import patches as integration
@@ -214,8 +215,7 @@ def test_ddp_passes_every_argument_through_and_adds_only_what_nobody_chose():
         (ddp(captioner, None, None, 0, True, False), plain),
     ):
         assert calls.pop(0) == expected and isinstance(given, Upstream)
-    real = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
-    assert set(plain) <= set(real)
+    assert set(plain) <= set(inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters)
     with pytest.raises(TypeError):
         ddp(on_cpu, no_such_option=1)
 
@@ -284,5 +284,4 @@ def test_clip_models_give_bit_equal_outputs_registered_or_not(tmp_path):
             with torch.no_grad():
                 outputs.append(model(image, text))
     for plain, registered in zip(outputs[:2], outputs[2:], strict=True):
-        assert plain.keys() == registered.keys()
-        assert all(torch.equal(plain[k], registered[k]) for k in plain)
+        assert equal(plain, registered)

@@ -1,4 +1,4 @@
-"""Claims about who imports whom (CONTRIBUTING.md, "Map").    pytest tests/core/test_layers.py"""
+"""Claims about who imports whom (CONTRIBUTING.md, "Map")."""
 import ast
 import re
 from pathlib import Path

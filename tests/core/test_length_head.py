@@ -1,7 +1,4 @@
-"""Claims about p(length | image): it is learnt beside the loss and changes nothing else.
-
-    pytest tests/core/test_length_head.py
-"""
+"""Claims about p(length | image): it is learnt beside the loss and changes nothing else."""
 import math
 
 import pytest
@@ -9,7 +6,7 @@ import torch
 from conftest import VOCAB, captions, images, seeded, tiny_captioner
 from scipy.stats import chisquare
 from torch import nn
-from training import MAIN, equal, open_clip_train, weights
+from training import MAIN, equal, holds, open_clip_train, weights
 
 from open_clip_mdc.decoding import lengths as rules
 from open_clip_mdc.decoding.options import Sampling, Unmasking
@@ -35,8 +32,7 @@ def features(model, image):
 
 def opinionated(model):
     """A model whose head prefers one length or another, image by image."""
-    torch.nn.init.normal_(model.length_head.weight, std=model.length_head.narrowing / SCALE,
-                          generator=seeded(0))
+    torch.nn.init.normal_(model.length_head.weight, std=model.length_head.narrowing / SCALE, generator=seeded(0))
     model.length_head.weight.data[:, 64:] *= 0.05  # maxima of noise are all alike
     torch.nn.init.normal_(model.length_head.bias, std=0.5, generator=seeded(1))
     return model
@@ -50,7 +46,7 @@ def test_the_head_begins_uniform_and_changes_neither_the_random_numbers_nor_the_
     assert torch.equal(*states)
     own, other = (model.state_dict() for model in models)
     assert own.keys() - other.keys() == {"length_head.weight", "length_head.bias"}
-    assert all(torch.equal(own[name], weight) for name, weight in other.items())
+    assert holds(own, other)
     nll = length_nll(models[0].length_head(torch.randn(2, 4, 64)), torch.tensor([3.0, 8.0]))
     assert nll.tolist() == pytest.approx([math.log(11)] * 2)  # 0 to 10 tokens in a context of 12
 
@@ -108,7 +104,7 @@ def test_checkpoints_hold_the_weights_of_ten_times_the_features_whatever_the_wid
     head.load_state_dict(stored)
     expected = nn.functional.linear(10 * torch.cat((tokens.mean(1), tokens.amax(1)), 1), **stored)
     assert head.narrowing > 1 and torch.equal(head(tokens), expected)
-    assert all(torch.equal(head.state_dict()[name], weight) for name, weight in stored.items())
+    assert equal(head.state_dict(), stored)
 
 
 def test_auto_is_the_caption_of_highest_length_probability_times_probability_as_of_so_many_tokens(monkeypatch):
@@ -173,8 +169,7 @@ def test_sample_draws_lengths_as_often_as_the_head_says():
         model.length_head.weight[0] = 1e-10  # trained, as it were
         model.length_head.bias[:4] = torch.tensor([9.0, math.log(1), math.log(2), math.log(5)])  # 0: not drawn
         model.length_head.bias[4:] = -99
-    text = model.generate(image.expand(800, -1, -1, -1), length="sample",
-                          sampling=Sampling(generator=seeded(0)))
+    text = model.generate(image.expand(800, -1, -1, -1), length="sample", sampling=Sampling(generator=seeded(0)))
     drawn = (caption_lengths(text, VOCAB) - 2).bincount(minlength=4)
     assert drawn[0] == 0 and chisquare(drawn[1:], [100, 200, 500]).pvalue > 0.001
 
@@ -211,7 +206,7 @@ def test_a_checkpoint_without_the_head_or_of_another_context_loads_and_auto_is_o
     for state in (old, other):
         loaded = tiny_captioner(seed=1)
         loaded.load_state_dict(state)
-        assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in old.items())
+        assert holds(loaded.state_dict(), old)
         assert torch.equal(loaded.generate(images(2), length=3), model.generate(images(2), length=3))
         for length in ("auto", "sample"):
             with pytest.raises(ValueError, match="never trained.*give a number") as error:

@@ -1,15 +1,12 @@
-"""Claims about LiT models: a text tower learns to fit a captioner's image tower.    pytest tests/core/test_lit.py"""
-import json
-
+"""Claims about LiT models: a text tower learns to fit a captioner's image tower."""
 import open_clip
 import pytest
 import torch
-from benchmark.models import save_clip
-from conftest import images, run_folder
+from benchmark.models import evaluate, save_clip
+from conftest import images, json_lines, run_folder
 from training import equal, open_clip_train, weights
 
 import open_clip_mdc
-from clip_benchmark_ext import cli
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +34,14 @@ def tower(logs, epoch: int, name: str) -> dict[str, torch.Tensor]:
             if key.startswith("visual.") and key != "visual.proj"}
 
 
-def test_the_locked_tower_stays_bit_for_bit_and_cosines_classify(trained, scenes, tmp_path, clip_benchmark):
+def test_the_locked_tower_stays_bit_for_bit_and_cosines_classify(trained, scenes, clip_benchmark):
     """There are 16 classes, so chance is 6 %. The validation has 64 pairs."""
     assert equal(tower(trained, 3, "captioner"), tower(trained, 6, "lit"))
-    rows = [json.loads(row) for row in (trained / "lit" / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    rows = json_lines(trained / "lit" / "checkpoints" / "results.jsonl")
     assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3
-    cli.main([str(x) for x in ("eval", "--model", "LiT-ViT-Ti-8", "--pretrained", trained / "lit", "--dataset",
-                               "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification",
-                               "--num_workers", 0, "--no_amp", "--quiet", "--output", tmp_path / "zero.json")])
-    assert json.loads((tmp_path / "zero.json").read_text())["metrics"]["acc1"] > 0.12
+    result = evaluate("--model", "LiT-ViT-Ti-8", "--pretrained", trained / "lit", "--dataset", "wds/probe",
+                      "--dataset_root", scenes / "probe", "--task", "zeroshot_classification", "--no_amp")
+    assert result["metrics"]["acc1"] > 0.12
 
 
 @pytest.mark.parametrize("base", ["ViT-Ti-8", "small-timm-test_vit", "small-timm-test_efficientnet", "tiny-clip-vit"])

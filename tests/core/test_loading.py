@@ -1,18 +1,17 @@
-"""Claims about the way from a shard to a training step.    pytest tests/core/test_loading.py"""
+"""Claims about the way from a shard to a training step."""
 import json
 import os
 from types import SimpleNamespace
 
 import open_clip
-import open_clip_train.data
 import pandas as pd
 import pytest
 import torch
 from benchmark.models import CLIP_CONFIG
-from conftest import images, run
+from conftest import images, json_lines, run
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
-from training import equal, open_clip_train_each, train_flags, weights
+from training import equal, open_clip_train_each, pipeline, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
@@ -88,11 +87,8 @@ def test_a_seed_is_a_seed_and_a_resumed_run_equals_the_unbroken_one(runs, case):
 
 def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
     """Return what a training loader reads in each epoch: (image, colour in the caption that was drawn)."""
-    open_clip_mdc.register(training=True)
-    args = SimpleNamespace(train_data=str(data / f"{{0..{SHARDS - 1}}}.tar"), train_num_samples=96, batch_size=12,
-                           train_data_upsampling_factors=None, world_size=1, rank=rank, seed=seed, workers=0,
-                           device="cpu")
-    info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train=True, tokenizer=lambda caption: [caption])
+    info = pipeline(data / f"{{0..{SHARDS - 1}}}.tar", pil_to_tensor, train_num_samples=96, batch_size=12, rank=rank,
+                    seed=seed)
     read = []
     for epoch in epochs:
         info.set_epoch(epoch)
@@ -113,13 +109,10 @@ def test_order_and_captions_differ_between_passes_epochs_seeds_and_ranks_and_rep
 
 
 def test_webdataset_batches_are_pinned_where_there_is_a_gpu(data):
-    open_clip_mdc.register(training=True)
     for device in ("cpu", "cuda:0"):
         for is_train in (True, False):
-            args = SimpleNamespace(train_data=str(data / "0.tar"), val_data=str(data / "1.tar"), train_num_samples=12,
-                                   val_num_samples=12, batch_size=4, train_data_upsampling_factors=None, world_size=1,
-                                   rank=0, seed=0, workers=1, device=device)
-            info = open_clip_train.data.get_wds_dataset(args, pil_to_tensor, is_train, tokenizer=len)
+            info = pipeline(data / "0.tar", pil_to_tensor, is_train, train_num_samples=12, batch_size=4, workers=1,
+                            device=device)
             assert info.dataloader.pipeline[0].pin_memory is (device == "cuda:0")
 
 
@@ -216,13 +209,6 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu():
         assert torch.equal(captions.packed.token, captions_gpu.packed.token)
 
 
-def args_of(path, **more) -> SimpleNamespace:
-    return SimpleNamespace(**dict(
-        train_data=str(path), val_data=None, train_num_samples=16, train_data_upsampling_factors=None, batch_size=4,
-        world_size=1, workers=0, seed=0, rank=0, device="cpu", dataset_resampled=False, csv_img_key="filepath",
-        csv_caption_key="title", csv_separator="\t", distributed=False) | more)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, tmp_path, workers):
     """Upstream reads them again, for ever: three pairs of a batch of four, one broken image, one without caption."""
@@ -231,11 +217,10 @@ def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, 
         for i, image in enumerate([good, good, good, good[:40]]):
             write.write({"__key__": str(i), "png": image, "txt": "a red circle"})
         write.write({"__key__": "9", "png": good})
-    open_clip_mdc.register(training=True)
-    tokenize = open_clip.get_tokenizer("MDC-ViT-Ti-8")
+    tokenize = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")
     for size, passes in ((3, True), (4, False)):
-        info = open_clip_train.data.get_wds_dataset(args_of(tmp_path / "0.tar", batch_size=size, workers=workers),
-                                                    to_tensor, True, tokenizer=tokenize)
+        info = pipeline(tmp_path / "0.tar", to_tensor, True, tokenize, batch_size=size, workers=workers,
+                        train_num_samples=16)
         if passes:
             assert len(loading.pair(next(iter(info.dataloader)))[0]) == 3
             continue
@@ -291,5 +276,5 @@ def test_zero_shot_results_of_clip_are_kept_and_said_once_an_epoch(tmp_path, mon
         model = CLIPTask(model)
     for epoch in (1, 2, 2, 3):
         main.evaluate(model, data, epoch, args, tokenizer=open_clip.get_tokenizer("ViT-Ti-8"))
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "results.jsonl")
     assert [row["epoch"] for row in rows] == [1, 2, 3] and "imagenet-zeroshot-val-top1" in rows[0]

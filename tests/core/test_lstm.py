@@ -1,4 +1,4 @@
-"""Claims about the LSTM decoder of Show and Tell.    pytest tests/core/test_lstm.py"""
+"""Claims about the LSTM decoder of Show and Tell."""
 import itertools
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import captions, complaint_of, images, make_image, run, seeded, tiny_captioner
+from conftest import captions, complaint_of, images, picture, run, seeded, tiny_captioner
 from training import equal, losses, open_clip_train, weights
 
 import open_clip_mdc
@@ -65,8 +65,7 @@ def test_captions_written_step_by_step_have_the_likelihood_of_one_pass(options):
     if options.get("samples"):
         assert len(set(map(tuple, found.text.tolist()))) > 4
     elif not options:
-        greedy = model.generate(image, num_beams=1)
-        assert (exact[:, 0] >= model.log_likelihood(image, greedy) - 1e-5).all()
+        assert (exact[:, 0] >= model.log_likelihood(image, model.generate(image, num_beams=1)) - 1e-5).all()
 
 
 def test_the_probabilities_of_all_captions_add_up_to_one():
@@ -96,10 +95,8 @@ def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes
                     workers="1", name="resumed")
     assert equal(weights(tmp_path, 2), weights(tmp_path, 2, "resumed"))
     monkeypatch.chdir(tmp_path)
-    for number in range(3):
-        make_image(number, 32).save(f"{number}.png")
     Path("said.txt").write_text("a red circle\na blue square\na red star\n")
-    photos = [f"{number}.png" for number in range(3)]
+    photos = [picture(tmp_path / f"{number}.png", number, 32) for number in range(3)]
     for number, given in enumerate(((), ("--min-length", "3"), ("--temperature", "1", "--top-k", "5"))):
         assert not complaint_of("caption", *photos, "--pretrained", "run", "--out", f"{number}.jsonl", *given)
         assert len(Path(f"{number}.jsonl").read_text().splitlines()) == 3

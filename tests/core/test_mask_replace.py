@@ -1,4 +1,4 @@
-"""Claims about mask-and-replace diffusion, against dense matrices.    pytest tests/core/test_mask_replace.py"""
+"""Claims about mask-and-replace diffusion, against dense matrices."""
 import itertools
 import math
 
@@ -7,13 +7,7 @@ import torch
 from conftest import VOCAB, seeded, tiny_captioner
 
 from open_clip_mdc.objectives import replace_process as mask_replace
-from open_clip_mdc.objectives.replace_process import (
-    bound_terms,
-    log_posterior,
-    make_schedule,
-    noise,
-    prior_kl,
-)
+from open_clip_mdc.objectives.replace_process import bound_terms, log_posterior, make_schedule, noise, prior_kl
 
 V, T = 4, 5
 PRESETS = ("absorbing", "code", "replace", "half", "late")
@@ -59,9 +53,9 @@ def true_posteriors(matrices: list[torch.Tensor], k: int, s: int, t: int) -> tup
     return joint / reach[:, None].where(reach[:, None] > 0, 1), reach
 
 
-def guesses(seed: int, scale: float = 1.5) -> torch.Tensor:
+def guesses(seed: int) -> torch.Tensor:
     """A network's log p(x_0), [1, V]."""
-    logits = scale * torch.randn(1, V, dtype=torch.float64, generator=seeded(seed))
+    logits = 1.5 * torch.randn(1, V, dtype=torch.float64, generator=seeded(seed))
     return logits.log_softmax(1)
 
 

@@ -1,10 +1,10 @@
-"""Claims about a decoder that learns ARC's rows and MDC's.    pytest tests/core/test_mix.py"""
+"""Claims about a decoder that learns ARC's rows and MDC's."""
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, complaint_of, images, make_image, run_folder, seeded, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, picture, run_folder, seeded, tiny_captioner
 
 import open_clip_mdc
 from clip_benchmark_ext.flags import Flags, decoding_options, scoring_options
@@ -28,11 +28,11 @@ def packed(model, text, u=U):
     return pack(text, model.corrupt(text, u, seeded(1)), VOCAB)
 
 
-def loss_of(model, text, u=U):
+def loss_of(model, text):
     """The loss and the gradients of a step in training, with autocast as by default."""
     model.train().zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = CaptionLoss()(**model(images(len(text)), packed(model, text, u)) | {"length_nll": None})
+        loss = CaptionLoss()(**model(images(len(text)), packed(model, text)) | {"length_nll": None})
     loss.backward()
     return loss, [p.grad for p in model.text.parameters()]
 
@@ -87,9 +87,8 @@ def test_what_a_mix_cannot_do_is_refused_in_one_line(tmp_path, monkeypatch):
     assert [cfg["autoregressive_share"] for _, cfg in readings("Mix-ViT-Ti-8-arc12.5")] == [0.125]
     for folder, name in (("mix", "Mix-ViT-Ti-8-arc25"), ("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8")):
         run_folder(tmp_path / folder, name)
-    for number in range(3):
-        make_image(number, 32).save(f"{number}.png")
-    photos, flags = [f"{number}.png" for number in range(3)], ("--out", "c.jsonl", "--html", "c.html")
+    photos = [picture(tmp_path / f"{number}.png", number, 32) for number in range(3)]
+    flags = ("--out", "c.jsonl", "--html", "c.html")
     for run, given in (("mix", ()), ("mix", ("--sampler", "beam", "--min-length", "3")), ("arc", ("--sampler", "beam")),
                        ("mix", ("--sampler", "beam", "--temperature", "1", "--samples", "2", "--select", "consensus"))):
         assert not complaint_of("caption", "--pretrained", run, *photos, *flags, *given), given

@@ -1,10 +1,10 @@
-"""Claims about the captioner: what it computes, what it may see, what it costs.    pytest tests/core/test_model.py"""
+"""Claims about the captioner: what it computes, what it may see, what it costs."""
 import copy
 
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, seeded, tiny_captioner
+from conftest import TEXT, VISION, VOCAB, captions, images, seeded, tiny_captioner
 from likelihoods import naive_decoder
 
 import open_clip_mdc
@@ -115,8 +115,7 @@ def test_grad_checkpointing_changes_no_number():
     for enable in (False, True):
         model = tiny_captioner().train()
         model.set_grad_checkpointing(enable)
-        corrupted = model.corrupt(text, generator=seeded(0))
-        CaptionLoss()(**model(image, pack(text, corrupted, VOCAB))).backward()
+        CaptionLoss()(**model(image, pack(text, model.corrupt(text, generator=seeded(0)), VOCAB))).backward()
         grads.append([p.grad for p in model.parameters()])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
@@ -127,8 +126,7 @@ def test_bad_caption_cfg_is_refused_in_one_line():
         with pytest.raises(ValueError, match="caption_cfg"):
             tiny_captioner(**wrong)
     with pytest.raises(ValueError, match="embed_dim"):
-        Captioner(65, dict(image_size=32, patch_size=8, width=64, head_width=32, layers=1),
-                  dict(vocab_size=VOCAB, width=32, heads=2, layers=1), dict(objective="mdc"))
+        Captioner(65, VISION, TEXT, dict(objective="mdc"))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "pure_bf16", "fp32"])
@@ -139,7 +137,7 @@ def test_low_precision_is_close_to_full(precision):
     torch.manual_seed(0)
     model = open_clip.create_model("MDC-ViT-Ti-8", precision=precision)
     vocab_size = full.vocab_size
-    text = torch.randint(1, 300, (4, 77), generator=torch.Generator().manual_seed(0))
+    text = torch.randint(1, 300, (4, 77), generator=seeded(0))
     text[:, 0], text[:, 20:] = vocab_size - 2, vocab_size - 1
     prepared = full.prepare(text)
     image = images(4).to(open_clip.get_input_dtype(precision))

@@ -28,8 +28,8 @@ def corrupt(text, u, objective="mdc", seed=0, **cfg) -> NoisedCaptions:
     return OBJECTIVES[objective].corrupt(text, VOCAB, CaptionCfg(objective, **cfg), u, seeded(seed))
 
 
-def shuffled_u(n: int, u0: float = 0.5, seed: int = 1) -> torch.Tensor:
-    return stratified_uniform(n, u0)[torch.randperm(n, generator=seeded(seed))]
+def shuffled_u(n: int, seed: int = 1) -> torch.Tensor:
+    return stratified_uniform(n, 0.5)[torch.randperm(n, generator=seeded(seed))]
 
 
 @examples(200)
@@ -139,8 +139,7 @@ def test_what_one_view_hides_the_other_shows():
     first, second = out.loss_mask[::2], out.loss_mask[1::2]
     assert torch.equal(first ^ second, target) and not (first & second).any() and first.any() and second.any()
     torch.testing.assert_close(out.t, torch.tensor([0.4, 0.6, 0.6, 0.4, 0.24, 0.76]))
-    twice = text.repeat_interleave(2, 0)
-    assert torch.equal(out.text, twice.masked_fill(out.loss_mask, mask_id(VOCAB)))
+    assert torch.equal(out.text, text.repeat_interleave(2, 0).masked_fill(out.loss_mask, mask_id(VOCAB)))
     assert torch.equal(out.target, target.repeat_interleave(2, 0))
     torch.testing.assert_close(out.weight, out.loss_mask / out.t[:, None])
     assert not torch.equal(corrupt(text, u, "complementary", seed=4, t_min=0.2, t_max=0.6).loss_mask, out.loss_mask)

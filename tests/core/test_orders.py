@@ -1,4 +1,4 @@
-"""Claims about both directions, prefixes and weights by the image.    pytest tests/core/test_orders.py"""
+"""Claims about both directions, prefixes and weights by the image."""
 import open_clip
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Claims about the package as it is installed.    pytest tests/core/test_packaging.py"""
+"""Claims about the package as it is installed."""
 import email.message
 import json
 import re

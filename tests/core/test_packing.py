@@ -1,4 +1,4 @@
-"""Claims about packed batches, and about training without waits for the device.    pytest tests/core/test_packing.py
+"""Claims about packed batches, and about training without waits for the device.
 
 These tests need no GPU. That nothing waits for one is shown by running on the meta device, which has no values to wait
 for.
@@ -20,14 +20,7 @@ from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 from open_clip_mdc.models.decoder import pad, unpad
 from open_clip_mdc.objectives import loss as loss_module
 from open_clip_mdc.objectives.loss import CaptionLoss
-from open_clip_mdc.text.packing import (
-    Captions,
-    NoisedCaptions,
-    pack,
-    pack_tokens,
-    pad_to_bucket,
-    predictor_index,
-)
+from open_clip_mdc.text.packing import Captions, NoisedCaptions, pack, pack_tokens, pad_to_bucket, predictor_index
 from open_clip_mdc.text.special_tokens import target_tokens, valid_tokens
 
 OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace", "block-diffusion"]

@@ -1,4 +1,4 @@
-"""Claims about the parallel score: one pass for all captions of a length.    pytest tests/core/test_parallel.py"""
+"""Claims about the parallel score: one pass for all captions of a length."""
 import pytest
 import torch
 from conftest import VOCAB, captions, images, tiny_captioner

@@ -1,4 +1,4 @@
-"""Claims about objectives that lie outside the package (tests/plugin_example).    pytest tests/core/test_plugins.py"""
+"""Claims about objectives that lie outside the package (tests/plugin_example)."""
 import json
 import runpy
 import shutil
@@ -29,8 +29,7 @@ def trained(scenes, tmp_path_factory) -> Path:
 
 
 def test_an_objective_from_outside_is_trained_captioned_and_scored_by_the_real_commands(trained, scenes, tmp_path):
-    results = json.loads((trained / "checkpoints" / "results.jsonl").read_text())
-    assert results["nelbo_per_token"] > 0
+    assert json.loads((trained / "checkpoints" / "results.jsonl").read_text())["nelbo_per_token"] > 0
     image = next((scenes / "sugarcrepe" / "val2017").iterdir())
     flags = ("--plugin", str(SPAN), "--pretrained", str(trained))
     run(*MDC, "caption", *flags, str(image), "--out", str(tmp_path / "a.jsonl"), fork=True)

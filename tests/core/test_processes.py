@@ -1,4 +1,4 @@
-"""Claims about processes that compute on a CPU (integration/processes.py).    pytest tests/core/test_processes.py"""
+"""Claims about processes that compute on a CPU (integration/processes.py)."""
 import os
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-"""Claims about region features.    pytest tests/core/test_regions.py"""
+"""Claims about region features."""
 import pytest
 import torch
-from conftest import VOCAB, captions, images
+from conftest import TEXT, VISION, captions, images
 
 from open_clip_mdc.extras.regions import RegionTower
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
@@ -9,9 +9,9 @@ from open_clip_mdc.models import towers
 from open_clip_mdc.models.towers import tower
 from open_clip_mdc.objectives.loss import CaptionLoss
 
-NATIVE = dict(image_size=16, patch_size=8, width=64, head_width=32, layers=2)
+NATIVE = VISION | dict(image_size=16)
 TIMM = dict(timm_model_name="vit_tiny_patch16_224", image_size=32)
-DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
+DECODER = TEXT | dict(layers=1)
 
 
 def captioner(vision, **caption_cfg) -> Captioner:

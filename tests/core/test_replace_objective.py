@@ -1,4 +1,4 @@
-"""Claims about models that are trained by mask-and-replace diffusion.    pytest tests/core/test_replace_objective.py"""
+"""Claims about models that are trained by mask-and-replace diffusion."""
 import math
 
 import pytest

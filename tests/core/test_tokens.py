@@ -1,4 +1,4 @@
-"""Claims about token ids.    pytest tests/core/test_tokens.py"""
+"""Claims about token ids."""
 import open_clip
 import pytest
 import torch

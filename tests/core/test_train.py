@@ -1,12 +1,10 @@
-"""Claims about training by the real command, on the embedded data set.    pytest tests/core/test_train.py"""
-import io
+"""Claims about training by the real command, on the embedded data set."""
 import json
-import tarfile
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SHARED, images, needs_data, png, run
+from conftest import SHARED, images, json_lines, needs_data, png, run, saved, write_tar
 from open_clip_train.data import DataInfo
 from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, run_ranks, train_flags, weights
@@ -23,7 +21,7 @@ def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path
                     "480", data=shards, logs=tmp_path, workers="1")
     values = losses(tmp_path)
     assert len(values) == 60 and sum(values[-10:]) < 0.8 * sum(values[:10])
-    results = [json.loads(x) for x in (tmp_path / "run" / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    results = json_lines(tmp_path / "run" / "checkpoints" / "results.jsonl")
     assert [r["epoch"] for r in results] == [1, 2] and results[0]["num_samples"] == 64
     assert results[1]["nelbo_per_token"] < results[0]["nelbo_per_token"]
     assert list((tmp_path / "run" / "tensorboard").iterdir())
@@ -200,21 +198,12 @@ def test_odd_captions_and_images_train_or_are_logged(tmp_path):
     scene = Image.effect_noise((40, 40), 60)
     images = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
     odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]
-    path = tmp_path / "odd.tar"
-    with tarfile.open(path, "w") as tar:
-        def add(name, data):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-        for i, (kind, caption) in enumerate(zip(images, odd, strict=True)):
-            buffer = io.BytesIO()
-            images[kind].save(buffer, "png")
-            add(f"{i}.png", buffer.getvalue())
-            add(f"{i}.txt", caption.encode())
-        add("9.png", buffer.getvalue()[:300])
-        add("9.txt", b"a truncated image")
+    content = {}
+    for i, (kind, caption) in enumerate(zip(images, odd, strict=True)):
+        content |= {f"{i}.png": saved(images[kind]), f"{i}.txt": caption.encode()}
+    content |= {"9.png": content["3.png"][:300], "9.txt": b"a truncated image"}
     open_clip_train("--dataset-type", "webdataset", "--batch-size", "3", "--train-num-samples", "6", "--epochs", "1",
-                    data=path, logs=tmp_path)
+                    data=write_tar(tmp_path / "odd.tar", content), logs=tmp_path)
     log = (tmp_path / "run" / "out.log").read_text()
     assert len(losses(tmp_path)) == 2
     assert "Handling webdataset error" in log and "truncated" in log

@@ -1,4 +1,4 @@
-"""Claims about losses and weights that are not finite.    pytest tests/core/test_train_finite.py"""
+"""Claims about losses and weights that are not finite."""
 import pytest
 from training import open_clip_train, run_ranks, train_flags, weights
 

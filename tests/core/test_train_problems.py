@@ -1,4 +1,4 @@
-"""Claims about flags, data and checkpoints that cannot train.    pytest tests/core/test_train_problems.py"""
+"""Claims about flags, data and checkpoints that cannot train."""
 import pytest
 import torch
 from PIL import Image

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import seeded, tiny_captioner
+from conftest import images, tiny_captioner
 from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc.decoding.confidence import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
@@ -14,6 +14,7 @@ from open_clip_mdc.decoding.options import Unmasking, check_text
 from open_clip_mdc.text.special_tokens import decode_captions
 
 SOT, EOT, MASK = 58, 59, 60
+TOKENIZER = SimpleTokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +27,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def image():
-    return torch.randn(5, 3, 32, 32, generator=seeded(1)) * 3
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return SimpleTokenizer()
+    return 3 * images(5, seed=1)
 
 
 def network(model, image):
@@ -61,10 +57,10 @@ def test_a_probability_of_1_reveals_at_once_what_is_certain():
     assert unmask(table(certain), [[1, 3, 3, 2]], 3, tokens_per_step=1.0).step.tolist() == [[-1, 0, 0, -1]]
 
 
-def decode_by_table(tokenizer, caption, probability, given=()):
+def decode_by_table(caption, probability, given=()):
     """Decode a caption each of whose places gives its own token a probability. Returns ids and the caption's ids."""
-    ids = [tokenizer.sot_token_id, *tokenizer.encode(caption), tokenizer.eot_token_id]
-    size, places = tokenizer.vocab_size, torch.arange(len(ids))
+    ids = [TOKENIZER.sot_token_id, *TOKENIZER.encode(caption), TOKENIZER.eot_token_id]
+    size, places = TOKENIZER.vocab_size, torch.arange(len(ids))
     logits = torch.full((len(ids), size), (1 - probability) / size).log()
     logits[places, ids] = math.log(probability)
     text = [size if 0 < i < len(ids) - 1 and i not in given else token for i, token in enumerate(ids)]
@@ -74,17 +70,17 @@ def decode_by_table(tokenizer, caption, probability, given=()):
 @pytest.mark.parametrize(("caption", "probability"), [
     ("player number 11 in red", 0.4), ("a bus to 200 street", 0.4), ("route 77 sign .", 0.4),
     ("so cold ! !", 0.96), ("wave bye bye", 0.96)])
-def test_equal_digits_and_a_sure_word_may_stand_side_by_side(tokenizer, caption, probability):
-    found, expected = decode_by_table(tokenizer, caption, probability)
+def test_equal_digits_and_a_sure_word_may_stand_side_by_side(caption, probability):
+    found, expected = decode_by_table(caption, probability)
     assert found == expected
 
 
 @pytest.mark.parametrize("word", ["is", "a", "red", "dogs", ",", "."])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.94])
-def test_a_word_that_two_places_want_stands_once_unless_it_was_given_twice(tokenizer, word, probability):
-    found, expected = decode_by_table(tokenizer, f"dog {word} {word} running", probability)
+def test_a_word_that_two_places_want_stands_once_unless_it_was_given_twice(word, probability):
+    found, expected = decode_by_table(f"dog {word} {word} running", probability)
     assert found.count(expected[2]) == 1 and found[1] == expected[1] and found[4:] == expected[4:]
-    found, _ = decode_by_table(tokenizer, f"dog {word} {word} running", probability, given=(2, 3))
+    found, _ = decode_by_table(f"dog {word} {word} running", probability, given=(2, 3))
     assert found == expected
 
 
@@ -138,30 +134,30 @@ def test_captions_have_the_length_asked_for_no_special_id_inside_and_the_given_w
 
 
 @pytest.mark.parametrize("mask", ["[mask]", "[Mask]", "<mask>", "<MASK>", "[ MASK ]", "&lt;mask&gt;", "［MASK］"])
-def test_a_mask_in_any_spelling_is_one(tokenizer, mask):
-    expected = tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK] .")
-    assert torch.equal(tokenize_with_masks(tokenizer, f"a {mask} dog on a [MASK] ."), expected)
-    assert torch.equal(tokenize_with_masks(tokenizer, f"a {mask} dog on a{mask}."), expected)
+def test_a_mask_in_any_spelling_is_one(mask):
+    expected = tokenize_with_masks(TOKENIZER, "a [MASK] dog on a [MASK] .")
+    assert torch.equal(tokenize_with_masks(TOKENIZER, f"a {mask} dog on a [MASK] ."), expected)
+    assert torch.equal(tokenize_with_masks(TOKENIZER, f"a {mask} dog on a{mask}."), expected)
     check_text(mask, None)
 
 
 @pytest.mark.parametrize("word", ["<end_of_text>", "<start_of_text>", "<End_Of_Text>", "&lt;end_of_text&gt;"])
-def test_a_template_with_an_end_inside_is_refused(tokenizer, word):
+def test_a_template_with_an_end_inside_is_refused(word):
     with pytest.raises(ValueError, match="holds <start_of_text> or <end_of_text>, which would start or end it"):
-        tokenize_with_masks(tokenizer, f"a [MASK] <mask> {word} b")
+        tokenize_with_masks(TOKENIZER, f"a [MASK] <mask> {word} b")
 
 
-def test_templates_are_tokenised_as_captions_with_masks_between(tokenizer):
-    masked = tokenize_with_masks(tokenizer, ["a [MASK] dog on a [MASK]", "[MASK][MASK] Dogs", "no gap"])
-    words = tokenizer(["a red dog on a sofa", "two big dogs", "no gap"])
+def test_templates_are_tokenised_as_captions_with_masks_between():
+    masked = tokenize_with_masks(TOKENIZER, ["a [MASK] dog on a [MASK]", "[MASK][MASK] Dogs", "no gap"])
+    words = TOKENIZER(["a red dog on a sofa", "two big dogs", "no gap"])
     assert masked.shape == words.shape
     gaps = masked == 49408
     assert gaps.nonzero().tolist() == [[0, 2], [0, 6], [1, 1], [1, 2]]
     assert torch.equal(masked[~gaps], words[~gaps])
-    assert decode_captions(masked, tokenizer)[0] == "a [MASK] dog on a [MASK]"
+    assert decode_captions(masked, TOKENIZER)[0] == "a [MASK] dog on a [MASK]"
     with pytest.raises(ValueError, match="has 8 tokens with SOT and EOT, but the model reads at most 7: shorten it"):
-        tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=7)
-    assert torch.equal(tokenize_with_masks(tokenizer, "a [MASK] dog on a [MASK]", context_length=8), masked[:1, :8])
+        tokenize_with_masks(TOKENIZER, "a [MASK] dog on a [MASK]", context_length=7)
+    assert torch.equal(tokenize_with_masks(TOKENIZER, "a [MASK] dog on a [MASK]", context_length=8), masked[:1, :8])
 
 
 def test_guidance_leans_towards_what_only_the_image_explains():

@@ -145,8 +145,7 @@ os._exit(0)
 def test_two_gloo_ranks_of_fsdp_train_to_the_weights_of_one_process(tmp_path):
     """Four steps of AdamW on halves of a batch, clipped without the length head, agree to 2e-6 in float32."""
     (tmp_path / "halves.py").write_text(WHOLE_AND_HALVES)
-    ended = run(*TORCHRUN, str(tmp_path / "halves.py"), PYTHONPATH=str(REPO / "tests"))
-    assert ended.stdout.count("EQUAL") == 2
+    assert run(*TORCHRUN, str(tmp_path / "halves.py"), PYTHONPATH=str(REPO / "tests")).stdout.count("EQUAL") == 2
 
 
 EACH = """

@@ -1,9 +1,9 @@
-"""Claims about discrete image tokens: codes, training, loading.    pytest tests/core/test_vq.py"""
-
+"""Claims about discrete image tokens: codes, training, loading."""
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, seeded
+from conftest import TEXT, captions, images, seeded
+from training import equal, holds
 
 import open_clip_mdc
 from open_clip_mdc import errors, train
@@ -14,7 +14,7 @@ from open_clip_mdc.models.vq import PREFIX, VQCfg, VQTower
 from open_clip_mdc.objectives.loss import CaptionLoss
 
 TINY = dict(codes=24, channels=(8, 16, 16), layers=1, latent=16)
-DECODER = dict(context_length=12, vocab_size=VOCAB, width=32, heads=2, layers=1)
+DECODER = TEXT | dict(layers=1)
 
 
 def tower(seed: int = 0, **changes) -> VQTower:
@@ -33,8 +33,7 @@ def captioner(seed: int = 0, quantise: bool = True, **caption_cfg) -> Captioner:
 
 def bright(n: int) -> torch.Tensor:
     """Images in [0, 1] of different colours: the codes of noise would all be alike."""
-    generator = seeded(1)
-    return torch.nn.functional.interpolate(torch.rand(n, 3, 6, 6, generator=generator), size=(32, 32), mode="bilinear")
+    return torch.nn.functional.interpolate(torch.rand(n, 3, 6, 6, generator=seeded(1)), size=(32, 32), mode="bilinear")
 
 
 def normalised(x: torch.Tensor, visual: VQTower) -> torch.Tensor:
@@ -125,14 +124,13 @@ def test_the_latent_control_is_a_linear_map_of_the_same_latents():
 
 
 def test_a_file_of_a_vq_vae_alone_gives_that_and_leaves_the_rest_to_the_seed(tmp_path):
-    source = captioner(seed=7)
-    weights = {name: weight for name, weight in source.state_dict().items() if name.startswith(PREFIX)}
+    weights = {name: weight for name, weight in captioner(seed=7).state_dict().items() if name.startswith(PREFIX)}
     models = [captioner(seed) for seed in (0, 0, 1)]
     for model in models:
         model.load_state_dict(weights)
     states = [model.state_dict() for model in models]
-    assert all(torch.equal(state[name], weights[name]) for state in states for name in weights)
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert all(holds(state, weights) for state in states)
+    assert equal(states[0], states[1])
     assert not torch.equal(states[0]["text.output.weight"], states[2]["text.output.weight"])
     visual = models[0].visual  # the embedding begins with the vectors, as they are of one width
     cosine = torch.nn.functional.cosine_similarity(visual.embedding[:-1], visual.vq.vectors)

@@ -1,4 +1,4 @@
-"""Claims about weights in run folders, exports and caches.    pytest tests/core/test_weights_found.py"""
+"""Claims about weights in run folders, exports and caches."""
 import json
 import os
 import re

@@ -1,7 +1,4 @@
-"""Claims about processes that read data: they fit into shared memory, and a dead or stuck one is one line.
-
-    pytest tests/core/test_workers.py
-"""
+"""Claims about processes that read data: they fit into shared memory, and a dead or stuck one is one line."""
 import os
 import signal
 import subprocess

@@ -7,11 +7,16 @@ from pathlib import Path
 
 from experiments import commands
 from experiments import run as runner
+from experiments.tables import scales
+from experiments.tables.cells import Run
 
 
-def dry_run(*flags: str) -> list[list[str]]:
+def dry_run(scale: str, folder: Path, *tables: str, data: str = ".", seeds: str = "0", gpus: int | None = None
+            ) -> list[list[str]]:
+    given = () if gpus is None else ("--gpus", str(gpus))
     with redirect_stdout(StringIO()) as output:
-        runner.main([*flags, "--dry-run"])
+        runner.main(["--scale", scale, "--data", str(folder / data), "--out", str(folder / "out"), "--tables", *tables,
+                     "--seeds", *seeds, *given, "--dry-run"])
     return [shlex.split(line) for line in output.getvalue().splitlines()]
 
 
@@ -21,6 +26,20 @@ def flags_of(command: list[str]) -> dict[str, str]:
 
 def place(folder: Path) -> commands.Place:
     return commands.Place(folder, folder, "", 0)
+
+
+def leave_recipe(folder: Path, scale: scales.Scale, run: Run, seed: int = 0) -> Path:
+    """Make the folder of a run as if it had been trained so."""
+    of_run = commands.folder(run, seed, place(folder))
+    of_run.mkdir(parents=True)
+    (of_run / "command.txt").write_text(commands.recipe(scale, run, seed))
+    return of_run
+
+
+def write_items(path: Path, images: list, values: dict[str, list], **more) -> None:
+    """Write a result's values of single images where its reader looks for them."""
+    (path.parent / "items").mkdir(exist_ok=True)
+    (path.parent / "items" / path.name).write_text(json.dumps({"images": images, "values": values, **more}))
 
 
 def write_result(folder: Path, kind: str, name: str, dataset: str, epoch: int = 1, **metrics) -> Path:

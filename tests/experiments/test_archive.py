@@ -1,11 +1,10 @@
 """Claims about archive.py: archives give tables without a model, can be continued, and compare runs."""
-import json
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
-from helpers import place, write_result
+from helpers import leave_recipe, place, write_items, write_result
 
 from experiments import commands
 from experiments import run as runner
@@ -23,13 +22,10 @@ def experiment(folder: Path, seeds: range) -> None:
             run = Run(model, "short")
             right = [(image + seed) % (number + 2) == 0 for image in range(100)]
             path = write_result(folder, "linear_probe", run.name(seed), "wds/probe", lp_acc1=sum(right) / 100)
-            (path.parent / "items").mkdir(exist_ok=True)
-            (path.parent / "items" / path.name).write_text(json.dumps(
-                {"images": [str(i) for i in range(100)], "values": {"lp_acc1": [float(r) for r in right]}}))
-            of_run = commands.folder(run, seed, place(folder))
-            (of_run / "checkpoints").mkdir(parents=True)
+            write_items(path, [str(i) for i in range(100)], {"lp_acc1": [float(r) for r in right]})
+            of_run = leave_recipe(folder, scales.SCENES, run, seed)
+            (of_run / "checkpoints").mkdir()
             (of_run / "checkpoints" / "epoch_1.pt").touch()
-            (of_run / "command.txt").write_text(commands.recipe(scales.SCENES, run, seed))
             (of_run / "environment.txt").write_text("a processor, 1 thread\n")
             (of_run / "out.log").write_text("".join(
                 f"2026 | INFO | Train Epoch: 0 [{i:>2}/99 ({percent}%)] Data (t): 0.1 Caption_loss: {loss} (7.0)\n"
@@ -127,8 +123,7 @@ def test_what_a_second_experiment_does_not_repeat_is_named(tmp_path):
     archive.pack(first, file)
     said = f"8 of 8 results in both are equal to the digit (16 in {file}, 16 in {second})"  # a probe and a log each
     assert archive.compare(file, second) == said
-    name = f"{MODELS[1]}--short--s1"
-    write_result(second, "linear_probe", name, "wds/probe", lp_acc1=0.25)
+    write_result(second, "linear_probe", f"{MODELS[1]}--short--s1", "wds/probe", lp_acc1=0.25)
     assert archive.compare(file, second) == (
         f"linear_probe wds/probe {MODELS[1]}--short/epoch_1 1: lp_acc1 0.33 and 0.25\n" + said.replace("8 of", "7 of"))
     experiment(tmp_path / "third", range(2, 3))

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import write_result
+from helpers import write_items, write_result
 from scipy import stats
 
 from experiments.report import claims
@@ -20,9 +20,7 @@ def fill(folder, run: str, accuracies: list[float], items: dict[int, list[int]] 
     for seed, accuracy in enumerate(accuracies):
         path = write_result(folder, "linear_probe", f"{run}--s{seed}", "wds/probe", lp_acc1=accuracy)
         if items:
-            (path.parent / "items").mkdir(exist_ok=True)
-            (path.parent / "items" / path.name).write_text(json.dumps(
-                {"images": list(range(len(items[seed]))), "values": {"lp_acc1": items[seed]}}))
+            write_items(path, list(range(len(items[seed]))), {"lp_acc1": items[seed]})
 
 
 def row_of(rows: list[claims.Row], short: str) -> claims.Row:
@@ -53,8 +51,7 @@ def test_a_ledger_from_results(tmp_path):
     assert "| CC12M, ImageNet: MDC above ARC | 54.8 / 54.2 | ImageNet |  |\n" in page
     table = csv.DictReader([",".join(claims.COLUMNS), *claims.table(rows, scales.SCENES).splitlines()])
     row = next(row for row in table if row["id"] == "scenes.t-wide")
-    assert (row["difference"], row["verdict"], row["command"]) == (
-        "30", "shows", "make reproduce CLAIM=scenes.t-wide")
+    assert (row["difference"], row["verdict"], row["command"]) == ("30", "shows", "make reproduce CLAIM=scenes.t-wide")
 
 
 def test_a_row_at_the_floor_hides_behind_no_other_row(tmp_path):
@@ -90,10 +87,7 @@ def test_weights_of_items_are_those_of_the_metric(tmp_path):
     """A macro average: two relations of 1 and 3 cases count alike."""
     path = write_result(tmp_path, "image_caption_selection", "MDC-ViT-B-32--cc12m--s0", "aro/vg_relation", 32,
                         text_acc_macro=0.5, cases=4)
-    (path.parent / "items").mkdir()
-    (path.parent / "items" / path.name).write_text(json.dumps(
-        {"images": ["a", "b", "b", "c"], "values": {"text_acc_macro": [1, 0, 0, 0]},
-         "weights": {"text_acc_macro": [3, 1, 1, 1]}}))
+    write_items(path, ["a", "b", "b", "c"], {"text_acc_macro": [1, 0, 0, 0]}, weights={"text_acc_macro": [3, 1, 1, 1]})
     cell = next(c for c in TABLES["table2"](scales.PAPER) if c.row == "MDC (heuristic)" and "macro" in c.column)
     found = Measured(read_results(tmp_path), scales.PAPER).side((cell,))
     assert list(found.items[0].values()) == pytest.approx([25, -100 / 6, -100 / 12])

@@ -4,9 +4,8 @@ import json
 import math
 
 import pytest
-from helpers import place, write_result
+from helpers import leave_recipe, place, write_result
 
-from experiments import commands
 from experiments import run as runner
 from experiments.report import collect
 from experiments.report.results import loss_variation, read_results, values
@@ -19,8 +18,7 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
         write_result(tmp_path, "linear_probe", f"MDC-ViT-Ti-8-t0.0-1.0--short--s{seed}", "wds/probe", lp_acc1=wide)
         write_result(tmp_path, "linear_probe", f"MDC-ViT-Ti-8--short--s{seed}", "wds/probe", lp_acc1=narrow)
     write_result(tmp_path, "linear_probe", "MDC-ViT-Ti-8-t0.4-0.9--short--s0", "wds/probe", lp_acc1=0.58)
-    pages = collect.collect(scales.SCENES, place(tmp_path), ["table5"])
-    page = pages["table5"]
+    page = collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
     # 50, 54, 55: mean 53, squares 9 + 1 + 4 = 14, variance 7; 60, 62, 70: mean 64, squares 16 + 4 + 36, variance 28
     assert f"| [0.0, 1.0] | 53.0 ± {math.sqrt(7):.1f} |" in page
     assert "| [0.4, 0.9] | *58.0* |" in page
@@ -79,9 +77,7 @@ def test_another_checkpoint_of_a_run_neither_hides_nor_replaces_its_result(tmp_p
 def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
     run = Run("MDC-ViT-Ti-8", "short")
     write_result(tmp_path, "linear_probe", run.name(0), "wds/probe", lp_acc1=0.5)
-    folder = commands.folder(run, 0, place(tmp_path))
-    folder.mkdir(parents=True)
-    (folder / "command.txt").write_text(commands.recipe(scales.SCENES._replace(epochs=3), run, 0))
+    leave_recipe(tmp_path, scales.SCENES._replace(epochs=3), run)
     with pytest.raises(ValueError, match=r"such as MDC-ViT-Ti-8--short--s0 \(3, now 1\)"):
         collect.collect(scales.SCENES, place(tmp_path), ["table5"])
 
@@ -97,10 +93,8 @@ def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path)
     resumed = [*lines[:25], *lines[10:33], *lines[30:]]  # killed twice, and begun again from an earlier step
     assert loss_variation("\n".join(resumed)) == loss_variation("\n".join(lines))
     assert all(map(math.isnan, loss_variation("no line").values()))
-    folder = tmp_path / "runs" / "MDC-ViT-Ti-8-t0.0-1.0--short--s0"
-    folder.mkdir(parents=True)
+    folder = leave_recipe(tmp_path, scales.SCENES, Run("MDC-ViT-Ti-8-t0.0-1.0", "short"))
     (folder / "out.log").write_text("\n".join(lines))
-    (folder / "command.txt").write_text(commands.recipe(scales.SCENES, Run("MDC-ViT-Ti-8-t0.0-1.0", "short"), 0))
     page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
     assert "| [0.0, 1.0] | missing |" in page, "its epoch has not ended"
     (folder / "out.log").write_text("\n".join(lines).replace(f"[{len(lines) - 1}/99 (3%)]", "[99/99 (100%)]"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from braceexpand import braceexpand
 from conftest import REPO, VOCAB, captions
-from helpers import dry_run, flags_of, place, runner
+from helpers import dry_run, flags_of, leave_recipe, place, runner
 
 from experiments import commands
 from experiments.tables import paper, scales
@@ -20,7 +20,6 @@ from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
 NAMES = list(runner.TITLES)
-PAPER_COMMANDS = ("--scale", "paper", "--data", "/data", "--out", "/out", "--tables", *NAMES)
 
 
 def arguments(command: list[str]) -> list[str]:
@@ -42,7 +41,7 @@ def parse_training(command: list[str]) -> argparse.Namespace:
 def paper_trainings() -> dict[str, argparse.Namespace]:
     """Parsed flags by run name, by upstream's own parser."""
     parsed = {}
-    for command in filter(is_training, dry_run(*PAPER_COMMANDS)):
+    for command in filter(is_training, dry_run("paper", Path("/"), *NAMES, data="data")):
         assert command[:3] == ["torchrun", "--nproc_per_node", "8"]
         args = parse_training(command)
         parsed[args.name] = args
@@ -101,9 +100,7 @@ def test_paper_scale_trains_every_row_once_on_its_data(paper_trainings):
 @pytest.mark.parametrize("scale,gpus", [("paper", 8), ("paper", 1), ("scenes", 0), ("rich", 0), ("gpu", 1),
                                         ("flickr8k", 0)])
 def test_every_training_has_shards_for_its_workers_and_warms_up_for_a_tenth_at_most(scale, gpus, tmp_path):
-    commands = dry_run("--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables", *NAMES,
-                       "--gpus", str(gpus), "--seeds", "0")
-    trainings = [parse_training(command) for command in commands if is_training(command)]
+    trainings = list(map(parse_training, filter(is_training, dry_run(scale, tmp_path, *NAMES, gpus=gpus))))
     assert len(trainings) > 15
     for args in trainings:
         steps = upstream_steps(args, max(gpus, 1))
@@ -130,8 +127,7 @@ def test_every_printed_command_parses(scale, gpus, tmp_path, monkeypatch):
     for folder in ("data", "results/judge", "tables"):  # commands refuse an output whose folder does not exist
         (tmp_path / "out" / folder).mkdir(parents=True)
     kinds = set()
-    for command in dry_run("--scale", scale, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--tables",
-                           *NAMES, "--gpus", str(gpus), "--seeds", "0", "1"):
+    for command in dry_run(scale, tmp_path, *NAMES, gpus=gpus, seeds="01"):
         words = arguments(command)
         if is_training(command):
             kinds.add("train")  # parsed above
@@ -247,17 +243,12 @@ def test_evaluations_of_other_flags_have_other_folders(scale):
 # ---- recipes
 
 
-def trained(folder: Path, scale: scales.Scale, run: Run, seed: int = 0) -> Path:
-    path = commands.checkpoint(scale, run, seed, place(folder))
-    path.parent.mkdir(parents=True)
-    path.touch()
-    (path.parents[1] / "command.txt").write_text(commands.recipe(scale, run, seed))
-    return path.parents[1]
-
-
 def test_a_run_of_other_hyperparameters_is_named_and_nothing_is_done(tmp_path, capsys):
     run = Run("MDC-ViT-Ti-8", "short")
-    folder = trained(tmp_path, scales.SCENES, run)
+    folder = leave_recipe(tmp_path, scales.SCENES, run)
+    checkpoint = commands.checkpoint(scales.SCENES, run, 0, place(tmp_path))
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
     assert commands.changed(scales.SCENES, run, 0, place(tmp_path)) is None
     slower = scales.SCENES._replace(warmup=7)
     assert commands.changed(slower, run, 0, place(tmp_path)) == "50, now 7"
@@ -270,8 +261,7 @@ def test_a_run_of_other_hyperparameters_is_named_and_nothing_is_done(tmp_path, c
 
 
 def test_a_recipe_is_of_the_hyperparameters_not_of_the_machine(tmp_path):
-    start = Run("MDC-ViT-B-32", "cc12m")
-    run = Run("MDC-ViT-B-32", "coco", start=start)
+    run = Run("MDC-ViT-B-32", "coco", start=Run("MDC-ViT-B-32", "cc12m"))
     recipe = commands.recipe(scales.PAPER, run, 0)
     assert recipe.count("\n") == 2 and "--batch-size 1024" in recipe and "--nproc" not in recipe
     assert str(tmp_path) not in recipe

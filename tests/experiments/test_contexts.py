@@ -1,15 +1,11 @@
-"""Claims about `make contexts` and `make sentences`: who reads what, ratios, errors, known verdicts.
-
-    pytest tests/experiments/test_contexts.py
-"""
-import json
+"""Claims about `make contexts` and `make sentences`: who reads what, ratios, errors, known verdicts."""
 import random
 
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, magnified
-from helpers import dry_run, flags_of
+from conftest import VOCAB, captions, images, magnified, seeded
+from helpers import dry_run, flags_of, write_items
 from PIL import Image
 
 from experiments import commands
@@ -23,7 +19,6 @@ from experiments.tables import between
 from experiments.tables import contexts as tables
 from experiments.tables.scales import CONTEXTS, SENTENCES
 from open_clip_mdc import register, unregister
-from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.text.packing import pack
 from open_clip_mdc.text.special_tokens import valid_tokens
 
@@ -40,16 +35,14 @@ def losses(model, embs, text, noised):
     return dict(zip(zip(row.tolist(), position.tolist(), strict=True), found.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("objective, cfg", [("mdc", {}), ("arc", {}), ("cappa", {}),
-                                            ("block-diffusion", {"block_sizes": (3,)})])
+@pytest.mark.parametrize("objective", ["mdc", "arc", "cappa", "block-diffusion"])
 @pytest.mark.parametrize("left", [False, True])
-def test_the_visible_tokens_are_those_whose_change_changes_the_prediction(objective, cfg, left):
+def test_the_visible_tokens_are_those_whose_change_changes_the_prediction(objective, left):
     model = magnified(objective)
-    model.caption_cfg = CaptionCfg(objective=objective, **cfg)
     with torch.no_grad():
         embs = model.encode_image_tokens(images(3))
     corruptions = [left_context(model, TEXT, asked) for asked in ASKED.unbind(1)] if left else as_trained(
-        model, TEXT, 2, torch.Generator().manual_seed(3))
+        model, TEXT, 2, seeded(3))
     checked = 0
     for noised in corruptions:
         before = losses(model, embs, TEXT, noised)
@@ -72,10 +65,9 @@ def test_the_visible_tokens_are_those_whose_change_changes_the_prediction(object
     assert checked > 20
 
 
-@pytest.mark.parametrize("objective, cfg", [("mdc", {}), ("arc", {}), ("block-diffusion", {"block_sizes": (3,)})])
-def test_the_left_context_shows_all_words_before_the_asked_one_and_no_other(objective, cfg):
+@pytest.mark.parametrize("objective", ["mdc", "arc", "block-diffusion"])
+def test_the_left_context_shows_all_words_before_the_asked_one_and_no_other(objective):
     model = magnified(objective)
-    model.caption_cfg = CaptionCfg(objective=objective, **cfg)
     for asked in ASKED.unbind(1):
         noised = left_context(model, TEXT, asked)
         seen = visible_tokens(noised, TEXT, asked[:, None])[:, 0]
@@ -87,7 +79,7 @@ def test_the_left_context_shows_all_words_before_the_asked_one_and_no_other(obje
 
 def made_up(seed, images=200, left=0.1, level=1.0, words=0.3):
     """Weighted values of each image: gain 1 at the first mention, `level` at the second, and `left` from the left."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
 
     def noisy(mean):
         return (mean + 0.1 * torch.randn(images, generator=generator, dtype=torch.float64)).tolist()
@@ -113,14 +105,12 @@ def test_an_images_influence_on_a_ratio_is_what_leaving_it_out_changes():
 def verdicts(tmp_path, ledger, scale, values_of):
     """Return the claims of a ledger by id, for three seeds of each row. `values_of` is of a cell and a seed."""
     results = {}
-    (tmp_path / "items").mkdir(exist_ok=True)
     for cell in tables.TABLES[ledger](scale):
         name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
         key = commands.variant(cell.evaluation), *cell.evaluation.datasets, name
         for seed in range(3):
             path = tmp_path / f"{cell.row}--{seed}.json"
-            items = {"images": list(range(200)), "values": values_of(cell, seed)}
-            (tmp_path / "items" / path.name).write_text(json.dumps(items))
+            write_items(path, list(range(200)), values_of(cell, seed))
             results.setdefault(key, {})[seed] = Result({}, path)
     return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of(ledger, scale), results, scale)}
 
@@ -146,7 +136,7 @@ def test_a_network_that_is_not_level_is_not_called_level(tmp_path):
 
 
 def test_the_command_measures_both_contexts_of_every_row(tmp_path):
-    commands = dry_run("--scale", "contexts", "--tables", "contexts", "--seeds", "0", "--out", str(tmp_path / "out"))
+    commands = dry_run("contexts", tmp_path, "contexts")
     measuring = [command for command in commands if "experiments.mentions" in command]
     for command, data in zip(measuring, tables.REDUNDANCIES, strict=True):
         assert (flags_of(command)["--name"], flags_of(command)["--data"].split("/")[-3]) == (data, data)
@@ -160,7 +150,7 @@ def test_between_has_one_network_at_both_ends_of_its_lines_and_draws_them(tmp_pa
     assert of_row["blocks, 1"] == of_row["Mix, 100 %"] and of_row["blocks, whole"] == of_row["Mix, 0 %"]
     assert of_row["Mix by beam, 50 %"] < {(column, run, evaluation._replace(flags=("--sampler", "beam")))
                                           for column, run, evaluation in of_row["Mix, 50 %"]}
-    commands = dry_run("--scale", "contexts", "--tables", "between", "--seeds", "0", "--out", str(tmp_path / "out"))
+    commands = dry_run("contexts", tmp_path, "between")
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) - 2  # CapPa, blocks of 3
     assert len([c for c in claims.claims_of("between", CONTEXTS) if c.left and c.right]) == 10
     between.plot(cells, [{0: 1.0, 1: 2.0} for _ in cells], tmp_path / "between.png")
@@ -180,22 +170,21 @@ def test_words_of_both_sentences_are_found_without_full_stops():
     unregister()
 
 
-@pytest.mark.parametrize("objective, cfg", [("mdc", {}), ("arc", {}), ("block-diffusion", {"block_sizes": (3,)})])
-def test_a_blind_twin_that_reads_the_same_has_a_gain_of_nothing_but_the_image(objective, cfg):
+@pytest.mark.parametrize("objective", ["mdc", "arc", "block-diffusion"])
+def test_a_blind_twin_that_reads_the_same_has_a_gain_of_nothing_but_the_image(objective):
     model = magnified(objective)
-    model.caption_cfg = CaptionCfg(objective=objective, **cfg)
     with torch.no_grad():
         embs = model.encode_image_tokens(images(3))
         grey = model.encode_image_tokens(images(1, seed=7))[0]
     words = torch.zeros(3, 2, TEXT.shape[1], dtype=torch.bool)
     words[:, 0, 1:3] = words[:, 1, 4:6] = True
     with torch.no_grad():
-        draws = as_trained(model, TEXT, 4, torch.Generator().manual_seed(1))
+        draws = as_trained(model, TEXT, 4, seeded(1))
         found = measure(model, model, embs, grey, TEXT, words, draws)
         same = measure(model, model, grey.expand_as(embs), grey, TEXT, words, draws)
     assert same["gain"].abs().max() < 1e-5 < found["gain"].abs().min()
     expected = torch.zeros(3, 2, dtype=torch.float64)
-    for noised in as_trained(model, TEXT, 4, torch.Generator().manual_seed(1)):
+    for noised in as_trained(model, TEXT, 4, seeded(1)):
         weights = noised.weight[noised.loss_mask].tolist()
         for ((row, position), loss), weight in zip(losses(model, embs, TEXT, noised).items(), weights, strict=True):
             for place in (0, 1):
@@ -207,7 +196,7 @@ def test_a_blind_twin_that_reads_the_same_has_a_gain_of_nothing_but_the_image(ob
 def test_from_the_left_words_of_each_sentence_are_asked_for_alone_with_all_before_them_visible():
     words = torch.zeros(len(TEXT), 2, TEXT.shape[1], dtype=torch.bool)
     words[:, 0, 1:3] = words[:, 1, 4:6] = True
-    found = from_the_left(magnified("mdc"), TEXT, words, torch.Generator().manual_seed(0))
+    found = from_the_left(magnified("mdc"), TEXT, words, seeded(0))
     assert len(found) == 2 * LEFT
     for number, noised in enumerate(found):
         place = noised.loss_mask.int().argmax(1)
@@ -243,7 +232,7 @@ def test_sentences_have_verdicts_only_where_the_blind_twins_use_the_first_senten
 
 
 def test_the_command_trains_a_blind_twin_of_every_run_and_measures_both(tmp_path):
-    printed = dry_run("--scale", "sentences", "--tables", "sentences", "--seeds", "0", "--out", str(tmp_path / "out"))
+    printed = dry_run("sentences", tmp_path, "sentences")
     trained = {flags_of(words)["--name"]: words for words in printed if "--train-data" in words}
     order, pairs = list(trained), []
     for words in printed:

@@ -1,5 +1,4 @@
-"""Claims about learning curves and the rich scales.    pytest tests/experiments/test_curves.py"""
-
+"""Claims about learning curves and the rich scales."""
 from helpers import place, write_result
 
 from experiments.report import collect

@@ -1,10 +1,9 @@
-"""Claims about `experiments.decodings`, steps against quality.    pytest tests/experiments/test_decodings.py"""
+"""Claims about `experiments.decodings`, steps against quality."""
 import json
 
 import numpy as np
 import pytest
-import torch
-from conftest import make_image, png
+from conftest import made_images, png
 
 from experiments import decodings
 from open_clip_mdc.data.shards import tar_writer
@@ -24,7 +23,7 @@ def shard(tmp_path_factory):
 def test_steps_are_passes_of_the_decoder_and_captions_are_those_of_the_images(runs, monkeypatch):
     monkeypatch.setattr(decodings, "BATCH", 2)
     model, transform, tokenizer = checkpoints.load(str(runs / "mdc"), captioner=True)
-    image = torch.stack([transform(make_image(i)) for i in range(3)])
+    image = made_images(transform, 3)
     plain = decode_captions(model.generate(image, length=4), tokenizer)
     embs = model.encode_image_tokens(image).detach()
     monkeypatch.setattr(model, "encode_image_tokens", lambda embs: embs)

@@ -1,11 +1,10 @@
 """Claims about experiments/flickr8k.py: the pairs and the vocabulary of SCALE=flickr8k."""
 import gzip
 import hashlib
-import io
 import json
 import random
 
-from conftest import REPO, SHARED, needs_data
+from conftest import REPO, SHARED, needs_data, saved
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
@@ -36,9 +35,8 @@ def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
     texts = ["a black dog runs over a white car", "a girl behind a red table", "nothing of note"]
     with tar_writer(tmp_path / "0.tar") as tar:
         for i, text in enumerate(texts):
-            image = io.BytesIO()
-            Image.new("RGB", (8, 8), (80 * i, 0, 0)).save(image, "JPEG")
-            tar.write({"__key__": f"../{i}", "jpg": image.getvalue(), "json": json.dumps({"captions": [text] * 5})})
+            image = saved(Image.new("RGB", (8, 8), (80 * i, 0, 0)), "JPEG")
+            tar.write({"__key__": f"../{i}", "jpg": image, "json": json.dumps({"captions": [text] * 5})})
     flickr8k.write_pairs([str(tmp_path / "0.tar")], tmp_path / "pairs")
     dataset = build_dataset("sugar_crepe/swap_att", tmp_path / "pairs")
     assert [case.captions for case in dataset.cases] == [

@@ -1,14 +1,11 @@
-"""Claims about mentions.py: measures equal those of a plain loop, and the best guess is that of the world's law.
-
-    pytest tests/experiments/test_mentions.py
-"""
+"""Claims about mentions.py: measures equal those of a plain loop, and the best guess is that of the world's law."""
 import json
 import math
 
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, magnified, run_folder
+from conftest import VOCAB, captions, images, magnified, run_folder, seeded
 
 from experiments import mentions
 from open_clip_mdc import cli, register
@@ -32,13 +29,13 @@ WORLD = TEXT, torch.full((3,), 1 / 3, dtype=torch.float64)  # as if there were n
 
 
 def measured(model, embs, blind, draws=3):
-    corruptions = mentions.as_trained(model, TEXT, draws, torch.Generator().manual_seed(5))
+    corruptions = mentions.as_trained(model, TEXT, draws, seeded(5))
     return mentions.measure(model, embs, blind, TEXT, PLACES, corruptions, WORLD)
 
 
 def noise(model, draws):
     """The corruptions that `measured` draws."""
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     for draw in range(draws):
         u = (draw + 1 - torch.rand(len(TEXT), generator=generator, dtype=torch.float64)) / draws
         yield model.corrupt(TEXT, u, generator)
@@ -56,8 +53,7 @@ def one_loss(model, embs, noised, row, position):
 
 @pytest.mark.parametrize("objective, cfg", [("mdc", {}), ("arc", {}), ("mdc", {"t_min": 0.15, "t_max": 0.15})])
 def test_the_measure_is_that_of_a_plain_loop_over_captions_and_tokens(objective, cfg):
-    model = magnified(objective)
-    model.caption_cfg = CaptionCfg(objective=objective, **cfg)
+    model = magnified(objective, **cfg)
     embs, blind = embeddings(model)
     found = measured(model, embs, blind)
     expected = {name: torch.zeros(PLACES.shape, dtype=torch.float64) for name in found}
@@ -90,8 +86,7 @@ def test_the_best_guess_of_a_reader_of_words_is_that_of_the_worlds_law(redundanc
     register()
     tokenizer = open_clip.get_tokenizer("MDC-ViT-Ti-8")
     law, vocab = (tokenizer(list(possible)), torch.tensor(p, dtype=torch.float64)), tokenizer.vocab_size
-    text = tokenizer(["a red circle left of a blue circle",
-                      "a star yellow up above a circle green"])
+    text = tokenizer(["a red circle left of a blue circle", "a star yellow up above a circle green"])
     places = torch.tensor([[2, 3, 7, 8], [2, 3, 7, 8]])
     known, odd = redundancy + (1 - redundancy) / 4, (1 - redundancy) / 4
 

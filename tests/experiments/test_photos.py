@@ -1,8 +1,4 @@
-"""Claims about SCALE=photos: which recipe is chosen, what is trained on which encoder.
-
-    pytest tests/experiments/test_photos.py
-"""
-
+"""Claims about SCALE=photos: which recipe is chosen, what is trained on which encoder."""
 import open_clip
 import pytest
 from helpers import dry_run, flags_of, place, write_result
@@ -15,9 +11,7 @@ from open_clip_mdc.integration.patches import register
 
 
 def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_later(tmp_path):
-    printed = dry_run("--scale", "towers", "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
-                      "--tables", "towers", "--seeds", "0")
-    trainings = list(filter(is_training, printed))
+    trainings = list(filter(is_training, dry_run("towers", tmp_path, "towers", data="photographs")))
     for words in trainings:
         flags = flags_of(words)
         locked = "--lock-image" in words
@@ -36,8 +30,7 @@ def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_
     ("photos-vit", "timm-vit_small_patch14_dinov2", "photographs/../encoders/vit_small_patch14_dinov2_saliency", "126"),
     ("photos-timm-resnet18", "timm-resnet18", "timm:resnet18", "224")])
 def test_photographs_are_captioned_from_any_encoder(scale, base, source, size, tmp_path):
-    printed = dry_run("--scale", scale, "--data", str(tmp_path / "photographs"), "--out", str(tmp_path / "out"),
-                      "--tables", "photos", "--seeds", "0")
+    printed = dry_run(scale, tmp_path, "photos", data="photographs")
     trainings = [flags_of(words) for words in printed if is_training(words)]
     assert [flags["--model"] for flags in trainings] == [
         f"MDC-small-{base}", f"ARC-small-{base}", f"Mix-small-{base}-arc50", f"MDC-small-{base}-b4"]

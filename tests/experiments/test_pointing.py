@@ -1,4 +1,4 @@
-"""Claims about the pointing game.    pytest tests/experiments/test_pointing.py"""
+"""Claims about the pointing game."""
 import random
 import re
 import statistics

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from conftest import REPO, wait_for
 
 from experiments.progress import Step, run_steps
 
@@ -37,9 +37,7 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
     runs = [tmp_path / "runs" / f"MDC-ViT-Ti-8{t}--short--s0" for t in ("-t0.4-0.9", "")]
     first, second = (run / "checkpoints" / "epoch_1.pt" for run in runs)
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + HOURS
-    while not runs[1].exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.1)
+    wait_for(lambda: (runs[1] / "command.txt").exists() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert first.exists() and not second.exists()
@@ -99,8 +97,7 @@ def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
              "print('a')")
     call = [sys.executable, "-m", "experiments.progress", "--logs", str(tmp_path)]
     first = subprocess.Popen([*call, shlex.join(["a=" + sys.executable, "-c", waits])], stderr=subprocess.DEVNULL)
-    while not begun.exists():  # a.out is there before the step is
-        time.sleep(0.01)
+    wait_for(begun.exists)  # a.out is there before the step is
     first.kill()
     first.wait()
     second = subprocess.Popen([*call, shlex.join(["b=" + sys.executable, "-c", "print('b')"])],
@@ -123,8 +120,7 @@ def test_a_call_that_is_terminated_while_it_waits_behind_a_failed_step_leaves_no
     call = subprocess.Popen([sys.executable, "-m", "experiments.progress", "--logs", str(tmp_path / "logs"),
                              shlex.join(["a=" + sys.executable, "-c", fails]),
                              shlex.join(["b=" + sys.executable, "-c", waits])], stderr=subprocess.DEVNULL)
-    while not begun.exists() or not begun.read_text():
-        time.sleep(0.01)
+    wait_for(lambda: begun.exists() and begun.read_text())
     time.sleep(4)  # the bar looks every two seconds: it has seen that the first one failed
     call.terminate()
     assert call.wait(HOURS) == 128 + signal.SIGTERM and failed.exists()

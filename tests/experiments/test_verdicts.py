@@ -52,8 +52,7 @@ def test_with_alike_seeds_the_error_is_that_of_the_paired_test_over_images():
 
 
 def test_with_a_bound_alone_the_error_is_that_of_the_z_test():
-    left, right = (side([number] * 3)._replace(bound=bound, items={})
-                   for number, bound in ((90.0, 1.5), (85.0, 2.5)))
+    left, right = (side([number] * 3)._replace(bound=bound, items={}) for number, bound in ((90.0, 1.5), (85.0, 2.5)))
     assert compare(left, right).error == 2.0 and compare(left, right).p == pytest.approx(2 * stats.norm.sf(5 / 2))
 
 

@@ -1,6 +1,5 @@
-"""What `open_clip_mdc app` answers to raw requests that no page sends.    pytest tests/oracles/test_app_requests.py"""
+"""What `open_clip_mdc app` answers to raw requests that no page sends."""
 import http.client
-import io
 import json
 import re
 import socket
@@ -9,8 +8,7 @@ import zlib
 from contextlib import contextmanager
 
 import pytest
-from conftest import make_image, run_folder, wait_for
-from PIL import Image
+from conftest import make_image, png, run_folder, wait_for
 
 import open_clip_mdc
 from open_clip_mdc.cli import app
@@ -48,12 +46,6 @@ def upload(port: int, content: bytes) -> str:
             + content + b"\r\n--X--\r\n")
     answer = Answer(port, "POST", "/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=X")
     return json.loads(answer.text)[0]
-
-
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
 
 
 def header_of(width: int, height: int) -> bytes:
@@ -96,7 +88,7 @@ def port(loaded, tmp_path_factory):
 
 @pytest.mark.parametrize("endpoint, more", [("caption", []), ("fill", ["a [MASK]"]), ("score", ["a red circle"])])
 def test_only_an_upload_is_opened_whatever_the_request_says_of_its_path(port, tmp_path, endpoint, more):
-    own = upload(port, png(make_image(3)))
+    own = upload(port, png(3))
     uploads = own.rsplit("/", 2)[0]
     secret, link = tmp_path / "secret.png", tmp_path / "link.png"
     make_image(5).save(secret)
@@ -138,7 +130,7 @@ def test_the_page_answers_to_its_own_names_only(port, route):
 
 
 def test_a_page_of_another_site_gets_no_answer(port):
-    photo = {"path": upload(port, png(make_image(3)))}
+    photo = {"path": upload(port, png(3))}
     for host in f"127.0.0.1:{port}", f"[::1]:{port}":
         assert "complete" in ask(port, "caption", photo, Host=host, Origin=f"http://{host}").text
         for origin in f"http://evil.example:{port}", "null", f"http://127.0.0.1:{port + 1}":
@@ -167,6 +159,6 @@ def test_no_command_decodes_more_pixels_than_a_camera_has(loaded, tmp_path):
 def test_uploads_are_deleted_after_a_while(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(app, "KEPT", 2, raising=False)
     with served(loaded, tmp_path) as port:
-        photo = upload(port, png(make_image(3)))
+        photo = upload(port, png(3))
         wait_for(lambda: not [path for path in (tmp_path / "uploads").rglob("*") if path.is_file()])
         assert changes_nothing(ask(port, "caption", {"path": photo}).text)

@@ -2,7 +2,6 @@
 
 What is right is known from how each tar is written here.
 """
-
 import pytest
 from conftest import png
 from strategies import tar

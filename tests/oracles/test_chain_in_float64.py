@@ -1,7 +1,5 @@
 """Claims about captions and scores, from the weights file alone: the decoder in NumPy, float64, a token at a time.
 
-    pytest tests/oracles/test_chain_in_float64.py
-
 The oracle knows the file of the packaged captioner, the paper's equations, and what the public calls return. It shares
 no code with the package. It gets the patch tokens from the model, as the image encoder is timm's.
 

@@ -1,7 +1,4 @@
-"""Figures of few or of equal values, and cosines under autocast, against NumPy in float64.
-
-    pytest tests/oracles/test_equal_scores.py
-"""
+"""Figures of few or of equal values, and cosines under autocast, against NumPy in float64."""
 import json
 import math
 from argparse import Namespace

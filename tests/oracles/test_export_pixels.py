@@ -1,7 +1,4 @@
-"""What timm and transformers see of one picture file by an export, and OpenCLIP by its own transform.
-
-    pytest tests/oracles/test_export_pixels.py
-"""
+"""What timm and transformers see of one picture file by an export, and OpenCLIP by its own transform."""
 import json
 
 import pytest

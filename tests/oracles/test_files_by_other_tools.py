@@ -1,7 +1,4 @@
-"""Claims about the files that are written: pandas, pyarrow and webdataset read what was meant, whatever the names.
-
-    pytest tests/oracles/test_files_by_other_tools.py
-"""
+"""Claims about the files that are written: pandas, pyarrow and webdataset read what was meant, whatever the names."""
 import gzip
 import io
 import json

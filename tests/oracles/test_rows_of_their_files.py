@@ -1,14 +1,11 @@
-"""Claims about resuming: each row is of the bytes that its image has now, whatever the clock and the folder say.
-
-    pytest tests/oracles/test_rows_of_their_files.py
-"""
+"""Claims about resuming: each row is of the bytes that its image has now, whatever the clock and the folder say."""
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import complaint_of, make_image
+from conftest import complaint_of, json_lines, picture
 
 NUMBER = 12
 
@@ -18,9 +15,8 @@ def photos(tmp_path, monkeypatch):
     """Two folders with the same names and other pictures, and a link to the first."""
     monkeypatch.chdir(tmp_path)
     for first, folder in ((0, "a"), (50, "b")):
-        Path(folder).mkdir()
         for number in range(NUMBER):
-            make_image(first + number, 64).save(f"{folder}/{number:02d}.png")
+            picture(tmp_path / folder / f"{number:02d}.png", first + number, 64)
     Path("photos").symlink_to("a")
 
 
@@ -31,7 +27,7 @@ def command(out: str = "x.jsonl") -> tuple:
 def captions(folder: str) -> list[str]:
     """What a run without a journal says of a folder's pictures."""
     assert complaint_of("caption", folder, *command(f"whole-{folder}.jsonl")[2:]) is None
-    return [json.loads(line)["caption"] for line in Path(f"whole-{folder}.jsonl").read_text().splitlines()]
+    return [row["caption"] for row in json_lines(f"whole-{folder}.jsonl")]
 
 
 def interrupt(mark: bool = False) -> None:
@@ -55,7 +51,7 @@ def interrupt(mark: bool = False) -> None:
 
 def resumed() -> list[str]:
     assert complaint_of(*command()) is None
-    return [json.loads(line)["caption"] for line in Path("x.jsonl").read_text().splitlines()]
+    return [row["caption"] for row in json_lines("x.jsonl")]
 
 
 def relink():

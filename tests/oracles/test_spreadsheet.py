@@ -1,4 +1,4 @@
-"""What a spreadsheet makes of a table of ours: no formula.    pytest tests/oracles/test_spreadsheet.py"""
+"""What a spreadsheet makes of a table of ours: no formula."""
 import json
 import os
 

@@ -1,7 +1,4 @@
-"""Metrics that count words, with counts by hand. A full stop is no word.
-
-    pytest tests/oracles/test_words_of_captions.py
-"""
+"""Metrics that count words, with counts by hand. A full stop is no word."""
 import pytest
 
 from clip_benchmark_ext.metrics import diversity, repeats
@@ -18,8 +15,7 @@ def test_a_caption_has_the_same_words_with_any_end(stop):
 
 @pytest.mark.parametrize("stop", ["", " .", "."])
 def test_diversity_is_of_words(stop):
-    samples = {0: [f"a dog runs fast{stop}", f"a dog sits here{stop}"]}
-    found, _ = diversity.metrics(samples)
+    found, _ = diversity.metrics({0: [f"a dog runs fast{stop}", f"a dog sits here{stop}"]})
     assert found["div_1"] == 6 / 8  # a dog runs fast sits here
     assert found["div_2"] == 5 / 8  # a-dog dog-runs runs-fast dog-sits sits-here
     assert found["distinct_captions"] == 1 and found["mBLEU_4"] < 1e-3

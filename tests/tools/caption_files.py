@@ -1,13 +1,9 @@
 """Inputs for tests of `open_clip_mdc caption`, its command, and readers of its output."""
-import io
-import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-import torch
-from conftest import complaint_of
+from conftest import complaint_of, json_lines, make_image, saved, write_tar
 from PIL import Image
-from shard_files import write_tar
 
 PATHS = ("deep", "x?.png", "holiday[1].png", "{5..6}.tar")
 NAMES = ("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png", "5.tar::in/key5", "6.tar::in/key6")
@@ -15,15 +11,8 @@ NAMES = ("deep/a.png", "deep/er/b.JPG", "x1.png", "x2.png", "holiday[1].png", "5
 
 def scene(number: int) -> Image.Image:
     """Noise or a plain colour, the same at every call."""
-    noise = torch.randint(0, 256, (40, 36, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
-    return Image.fromarray(noise.numpy()) if number % 2 else \
+    return make_image(number, 36, 40) if number % 2 else \
         Image.new("RGB", (32, 48), (20 * number, 255 - 20 * number, 90))
-
-
-def encoded(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
 
 
 def seven_images(folder: Path) -> Path:
@@ -33,7 +22,7 @@ def seven_images(folder: Path) -> Path:
         scene(number).save(folder / name, "png")
     for number in (5, 6):
         write_tar(folder / f"{number}.tar", {f"in/key{number}.txt": b"words",
-                                             f"in/key{number}.png": encoded(scene(number))})
+                                             f"in/key{number}.png": saved(scene(number))})
     return folder
 
 
@@ -50,7 +39,7 @@ def run(*argv) -> str | None:
 
 
 def lines(path="captions.jsonl") -> list[dict]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return json_lines(path)
 
 
 class Page(HTMLParser):

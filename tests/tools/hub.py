@@ -3,27 +3,14 @@ import base64
 import hashlib
 import json
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 
-from http_server import serving
+from http_server import Handler, serving
 
 TOKEN, COMMIT = "hf_of_the_test", "0123456789" * 4
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
-
-    def answer(self, content: dict | bytes, status: int = 200, **headers: str) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
     def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":

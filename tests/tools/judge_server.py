@@ -3,16 +3,15 @@ import base64
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from conftest import complaint_of, png
-from http_server import serving
+from http_server import Handler, serving
 
 KEY = "sk-judge-test-1234567890"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Judge(Handler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet: no waiting for the acknowledgement of the first
 
@@ -24,20 +23,12 @@ class Handler(BaseHTTPRequestHandler):
             status, headers, answer = self.server.reply(self.server, request)
         if status == 200 and not isinstance(answer, bytes):
             answer = {"choices": [{"message": {"role": "assistant", "content": answer}}]}
-        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": len(content)}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
+        self.answer(answer, status, **headers)
 
 
 def server(monkeypatch):
     """A fixture, as is `data`: its `reply(server, request) -> (status, headers, answer)` is set by the test."""
-    with serving(Handler) as server:
+    with serving(Judge) as server:
         server.lock, server.requests = threading.Lock(), []
         server.url += "/v1"
         for name, value in {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "the-judge", "OPENAI_API_KEY": KEY,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from shard_files import make_image, texts, write_tar
+from conftest import write_tar
+from shard_files import make_image, texts
 
 N = 8
 FIVE = [texts(i) for i in range(N)]
@@ -82,8 +83,7 @@ def img2dataset_files(folder: Path, five: list = FIVE) -> Made:
 def img2dataset_shards(folder: Path, five: list = FIVE) -> Made:
     """The files of `img2dataset_files` as the shard 00000.tar."""
     img2dataset_files(folder, five)
-    members = sorted((folder / "00000").iterdir())
-    write_tar(folder / "00000.tar", {path.name: path.read_bytes() for path in members})
+    write_tar(folder / "00000.tar", {path.name: path.read_bytes() for path in sorted((folder / "00000").iterdir())})
     shutil.rmtree(folder / "00000")
     return (folder,), [f"{i:09d}.jpg" for i in range(N)], first(five)
 

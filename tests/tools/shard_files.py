@@ -1,10 +1,8 @@
 """Write and read shards, make images with five captions each, and run `open_clip_mdc prepare`."""
-import io
-import tarfile
 from functools import cache
 from pathlib import Path
 
-from conftest import run_tool
+from conftest import members, run_tool, saved
 from PIL import Image
 
 COLOURS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square")
@@ -18,14 +16,7 @@ def texts(i: int) -> list[str]:
 
 @cache
 def make_image(i: int, kind: str = "jpeg") -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise((40 + i, 40), 60).convert("RGB").save(buffer, kind)
-    return buffer.getvalue()
-
-
-def members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+    return saved(Image.effect_noise((40 + i, 40), 60).convert("RGB"), kind)
 
 
 def samples(*shards: Path) -> dict[str, dict[str, bytes]]:
@@ -35,16 +26,6 @@ def samples(*shards: Path) -> dict[str, dict[str, bytes]]:
         key, extension = name.split(".")
         grouped.setdefault(key, {})[extension] = data
     return grouped
-
-
-def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as tar:
-        for name, data in content.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def tool(*argv) -> None:

@@ -1,13 +1,12 @@
 """Claims about `open_clip_mdc app`, the page in a browser.    pytest tests/tools/test_app.py"""
 import json
-import shutil
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import requests
 import torch
-from conftest import complaint_of, make_image, run_folder
+from conftest import BROWSER, complaint_of, make_image, needs_browser, run_folder
 from PIL import Image
 
 import open_clip_mdc
@@ -16,8 +15,6 @@ from open_clip_mdc.cli import app
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 
 gradio = pytest.importorskip("gradio")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
 SHOWN = "text => document.querySelector('#caption textarea')?.value == text"
 
 
@@ -87,8 +84,7 @@ def test_sentences_are_ranked_by_the_debiased_score(demo, folder):
 
 
 def test_a_map_is_the_image_where_the_attention_was_and_dark_elsewhere():
-    image = Image.new("RGB", (4, 4), (200, 100, 50))
-    seen = np.asarray(app.highlight(image, torch.tensor([[1.0, 0.0], [0.5, 0.0]])))
+    seen = np.asarray(app.highlight(Image.new("RGB", (4, 4), (200, 100, 50)), torch.tensor([[1.0, 0.0], [0.5, 0.0]])))
     assert (seen[:2, :2] == (200, 100, 50)).all() and (seen[:, 2:] == (60, 30, 15)).all() and 150 < seen[3, 0, 0] < 165
 
 
@@ -115,7 +111,7 @@ def test_no_file_of_this_machine_but_an_upload_is_read(demo, folder, monkeypatch
         assert large.status_code == 413
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@needs_browser
 def test_in_a_browser_a_photograph_is_captioned_filled_in_and_scored(demo, folder, monkeypatch):
     api = pytest.importorskip("playwright.sync_api")
     with served(demo, folder, monkeypatch) as url, api.sync_playwright() as play:

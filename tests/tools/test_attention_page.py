@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc attention` and its page.    pytest tests/tools/test_attention_page.py"""
+"""Claims about `open_clip_mdc attention` and its page."""
 import base64
 import io
 import re

@@ -1,6 +1,5 @@
-"""Claims about bulk jobs over shards: tables, the engine, locks.    pytest tests/tools/test_bulk.py"""
+"""Claims about bulk jobs over shards: tables, the engine, locks."""
 import io
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, complaint_of, png, run_folder, wait_for
+from conftest import complaint_of, contents, json_lines, killed_when, png, run_folder, times, wait_for
 from PIL import Image
 
 from open_clip_mdc import cli
@@ -44,10 +43,6 @@ def shards(place: Path, last: int = 3) -> str:
     return f"{place}/{{000..{last:03d}}}.tar"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
-
-
 # ---- tables
 
 
@@ -61,7 +56,7 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
             assert contents(folder) == contents(tmp_path / "c")
     assert run("caption", place, shards(place, 1), "--out", tmp_path / "c.jsonl", "--length", 4, "--batch-size",
                5) is None
-    lines = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    lines = json_lines(tmp_path / "c.jsonl")
     rows = [(shard, row) for shard in ("000", "001") for row in pq.read_table(
         tmp_path / "c" / f"{shard}.parquet").to_pylist()]
     for line, (shard, row) in zip(lines, rows, strict=True):
@@ -101,8 +96,7 @@ def test_features_are_the_models(place, tmp_path, kind):
 
 def class_token_by_hand(visual, image):
     """The tower taken apart: its own embedding and transformer, then the last norm of the first token."""
-    x = visual._embeds(image)
-    return visual.ln_post(visual.transformer(x))[:, 0]
+    return visual.ln_post(visual.transformer(visual._embeds(image)))[:, 0]
 
 
 def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
@@ -141,10 +135,10 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
     argv = (shards(place), "--out", tmp_path / "f")
     assert run("embed", place, *argv) is None
     whole = contents(tmp_path / "f")
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "f").glob("00[0-2]*")}
+    kept = times((tmp_path / "f").glob("00[0-2]*"))
     (tmp_path / "f" / "003.parquet").unlink()
     assert run("embed", place, *argv, "--jobs", 2) is None
-    assert contents(tmp_path / "f") == whole and all(path.stat().st_mtime_ns == t for path, t in times.items())
+    assert contents(tmp_path / "f") == whole and times(kept) == kept
     for _ in range(2):  # with nothing to do, and with something
         complaint = run("embed", place, *argv, "--feature", "cls")
         assert "was made with feature gap, not cls" in complaint and "another --out" in complaint
@@ -266,11 +260,7 @@ def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place,
             "--length", "4", "--temperature", "1"]
     cli.main([*argv, "--out", str(whole)])
     out = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *argv, "--out", str(out)],
-                               stderr=subprocess.DEVNULL, cwd=REPO)
-    wait_for(lambda: list(out.glob("*.parquet")) or process.poll() is not None)
-    process.kill()
-    process.wait()
+    killed_when(lambda: list(out.glob("*.parquet")), "-m", "open_clip_mdc", *argv, "--out", str(out))
     assert len(list(out.glob("*.parquet"))) < 5
     cli.main([*argv, "--out", str(out)])
     assert contents(out) == contents(whole)

@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc caption`.    pytest tests/tools/test_caption.py
+"""Claims about `open_clip_mdc caption`.
 
 The models are those of the scenes, untrained, with an output layer so large that predictions are clear.
 """
@@ -15,12 +15,11 @@ import caption_files
 import open_clip
 import pytest
 import torch
-from caption_files import NAMES, PATHS, Page, encoded, lines, run, scene
-from conftest import make_image, run_folder
+from caption_files import NAMES, PATHS, Page, lines, run, scene
+from conftest import make_image, run_folder, saved, write_tar
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
-from shard_files import write_tar
 
 from open_clip_mdc import progress
 from open_clip_mdc.cli import caption
@@ -175,8 +174,7 @@ def test_a_caption_written_left_to_right_adds_up_to_its_likelihood_with_its_end(
 def test_words_that_are_given_stay_and_have_neither_step_nor_probability(runs, folder):
     run("--pretrained", runs / "mdc", "x1.png", "x2.png", "--text", "a [MASK] circle left of [MASK]")
     for row in lines():
-        given = [token["token"] for token in row["tokens"] if token["step"] is None]
-        assert given == ["a ", "circle ", "left ", "of "]
+        assert [token["token"] for token in row["tokens"] if token["step"] is None] == ["a ", "circle ", "left ", "of "]
         assert {token["step"] for token in row["tokens"]} == {None, 0, 1}
         assert all((token["step"] is None) == (token["log_prob"] is None) for token in row["tokens"])
 
@@ -275,7 +273,7 @@ def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
 
 
 def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
-    whole = encoded(scene(1))
+    whole = saved(scene(1))
     Path("empty.png").write_bytes(b"")
     Path("text.png").write_text("no image\x1b[2J")
     Path("cut.png").write_bytes(whole[:len(whole) // 2])

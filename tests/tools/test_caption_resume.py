@@ -1,7 +1,4 @@
-"""Claims about `open_clip_mdc caption` when it is interrupted and run again.
-
-    pytest tests/tools/test_caption_resume.py
-"""
+"""Claims about `open_clip_mdc caption` when it is interrupted and run again."""
 import json
 import os
 import shutil
@@ -21,13 +18,25 @@ from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 folder = pytest.fixture(caption_files.folder)
 
 
+def run_interrupted(batches: int, *argv) -> str | None:
+    """The complaint of a run whose model is interrupted, as by Ctrl-C, when it is given one more batch."""
+    left = [Captioner.generate] * batches
+
+    def generate(*args, **kwargs):
+        if not left:
+            raise KeyboardInterrupt
+        return left.pop()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Captioner, "generate", generate)
+        return run(*argv)
+
+
 def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, folder):
     command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
     run(*command, "--out", "whole.jsonl")
     whole = Path("whole.jsonl").read_text().splitlines(keepends=True)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 2)
-        assert "interrupted" in run(*command, "--batch-size", "2")
+    assert "interrupted" in run_interrupted(2, *command, "--batch-size", "2")
     part = Path("captions.jsonl.part")
     head, *kept = part.read_text().splitlines(keepends=True)
     assert [json.loads(line)["image"] for line in kept] == list(NAMES[:4])
@@ -60,9 +69,7 @@ def test_a_file_of_another_kind_resumes_from_the_same_journal(runs, folder, out)
     for number in range(2):
         scene(number).save(f"{number}.png")
     command = ("--pretrained", runs / "mdc", "0.png", "1.png", "--length", "4", "--batch-size", "1", "--out")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        run(*command, out)
+    run_interrupted(1, *command, out)
     part = Path(f"{out}.part")
     head, line = part.read_text().splitlines()
     part.write_text(f"{head}\n{json.dumps({**json.loads(line), 'caption': 'kept'})}\n")
@@ -75,34 +82,16 @@ def test_a_resumed_run_knows_a_model_of_the_same_weights_with_another_activation
     """The weights of ViT-...-quickgelu fit the plain model: they are not what tells captions apart."""
     shutil.copytree(runs / "mdc", "quick")
     Path("quick/params.txt").write_text("model: MDC-ViT-Ti-8\nforce_quick_gelu: True\n")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 1)
-        run("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1")
-    (kept,) = [json.loads(line) for line in Path("captions.jsonl.part").read_text().splitlines()[1:]]
+    run_interrupted(1, "--pretrained", runs / "mdc", *PATHS, "--batch-size", "1")
+    _, kept = lines("captions.jsonl.part")
     assert "captions.jsonl.part was begun with another model" in run("--pretrained", "quick", *PATHS)
     run("--pretrained", "quick", *PATHS, "--out", "alone.jsonl")
     assert lines("alone.jsonl")[0]["tokens"] != kept["tokens"]
 
 
-def interrupt_after(patch, batches: int) -> None:
-    """The model is interrupted, as by Ctrl-C, when it is given one more batch."""
-    count, generate = 0, Captioner.generate
-
-    def interrupted(*args, **kwargs):
-        nonlocal count
-        count += 1
-        if count > batches:
-            raise KeyboardInterrupt
-        return generate(*args, **kwargs)
-
-    patch.setattr(Captioner, "generate", interrupted)
-
-
 def test_what_is_captioned_is_not_opened_again(runs, folder):
     command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1", "--workers", "0")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 6)
-        run(*command)
+    run_interrupted(6, *command)
     opened, open_image = [], images.open_image
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "open_image", lambda *args: opened.append(args[1]) or open_image(*args))
@@ -112,9 +101,7 @@ def test_what_is_captioned_is_not_opened_again(runs, folder):
 
 def test_an_image_that_changed_since_is_captioned_again(runs, folder):
     command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "2", "--workers", "0")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_after(patch, 2)
-        run(*command)
+    run_interrupted(2, *command)
     stat = os.stat(NAMES[2])
     shutil.copy(NAMES[0], NAMES[2])
     os.utime(NAMES[2], ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -1,19 +1,16 @@
 """Claims about `open_clip_mdc card`: what each row is, what the page says, and that a killed run ends as a whole one.
-
-    pytest tests/tools/test_card.py
 """
 import json
 import random
 import re
-import subprocess
-import sys
 from html import escape
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, complaint_of, run_tool, wait_for
+from conftest import complaint_of, killed_when, run_tool, seeded, times
+from training import state_of, tower
 
 import open_clip_mdc
 from clip_benchmark_ext.datasets import pairs
@@ -60,10 +57,6 @@ def metrics(out: Path, row: str, name: str) -> dict:
     return json.loads((out / "results" / row / f"{name}.json").read_bytes())["metrics"]
 
 
-def state(path: Path) -> dict[str, torch.Tensor]:
-    return torch.load(path, weights_only=True)["state_dict"]
-
-
 def test_the_table_has_the_numbers_of_the_result_files_in_their_places(whole):
     content = json.loads((whole / "card.json").read_bytes())
     assert (content["model"], content["train"], content["test"]) == ("MDC-ViT-Ti-8", 8, 8)
@@ -105,9 +98,9 @@ def test_the_page_shows_the_table_and_the_captions_of_each_row(whole):
 def test_the_export_is_the_encoder_with_the_decoder_that_was_measured(whole, runs):
     loaded = open_clip_mdc.load(str(whole / "captioner"))
     unregister()
-    begun, ended = state(runs / "arc" / "checkpoints" / "epoch_1.pt"), loaded.model.state_dict()
+    begun, ended = state_of(runs / "arc" / "checkpoints" / "epoch_1.pt"), loaded.model.state_dict()
     same = {name for name in begun if torch.equal(ended[name], begun[name])}
-    assert {name for name in begun if name.startswith("visual.")} <= same < begun.keys()
+    assert tower(begun).keys() <= same < begun.keys()
     images = [sample["png"] for sample in read_samples(str(whole / "data" / "test" / "0.tar"))]
     (whole.parent / "first.png").write_bytes(images[0])
     said = json.loads((whole / "results" / "encoder" / "captions" / "data-captioning.json").read_bytes())
@@ -121,30 +114,26 @@ def test_the_export_is_the_encoder_with_the_decoder_that_was_measured(whole, run
 
 def test_a_killed_run_ends_as_the_whole_one_and_its_floors_are_what_they_are_called(argv, whole, runs):
     out = whole.parent / "killed"
-    process = subprocess.Popen([sys.executable, "-c", RUN, *argv, "--out", str(out)], cwd=REPO,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     moment = out / "work" / "pixels" / "checkpoints" / f"epoch_{card.EPOCHS}.pt"
-    wait_for(lambda: moment.exists() or process.poll() is not None)
-    process.kill()
-    process.wait()
+    killed_when(moment.exists, "-c", RUN, *argv, "--out", str(out))
     assert moment.exists() and not (out / "index.html").exists()
-    found = {row: state(out / "work" / row / "checkpoints" / f"epoch_{card.EPOCHS}.pt")
+    found = {row: state_of(out / "work" / row / "checkpoints" / f"epoch_{card.EPOCHS}.pt")
              for row in ("encoder", "random", "pixels")}
-    towers = {row: {name: x for name, x in own.items() if name.startswith("visual.")} for row, own in found.items()}
+    towers = {row: tower(own) for row, own in found.items()}
     weight = "visual.conv1.weight"
-    assert torch.equal(towers["encoder"][weight], state(runs / "arc" / "checkpoints" / "epoch_1.pt")[weight])
+    assert torch.equal(towers["encoder"][weight], state_of(runs / "arc" / "checkpoints" / "epoch_1.pt")[weight])
     assert towers["random"].keys() == towers["encoder"].keys()
     assert not torch.equal(towers["random"][weight], towers["encoder"][weight])
     assert towers["pixels"][weight].shape == (768, 3, 32, 32) and not any("resblocks" in x for x in towers["pixels"])
     decoders = [{name: x.shape for name, x in own.items() if name.startswith("text.") and "cross" not in name}
                 for own in found.values()]
     assert decoders[0] == decoders[1] and decoders[0].keys() == decoders[2].keys()
-    kept = {path: path.stat().st_mtime_ns for path in (out / "results" / "random").glob("*.json")}
+    kept = times((out / "results" / "random").glob("*.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card, "CAPTIONS", FEW)
         assert "begun with another test: give another --out" in complaint_of(*argv, "--test", "0.4", "--out", out)
         run_tool([*argv, "--out", str(out)])
-        assert {path: path.stat().st_mtime_ns for path in kept} == kept and len(kept) > 4
+        assert times(kept) == kept and len(kept) > 4
         for name in ("card.json", "index.html", "card.jsonl"):
             assert (out / name).read_bytes() == (whole / name).read_bytes(), name
         # Another probe later costs nothing but itself.
@@ -157,17 +146,16 @@ def test_a_killed_run_ends_as_the_whole_one_and_its_floors_are_what_they_are_cal
     found = metrics(out, "probes/masks", "masks-segmentation")
     assert [row["encoder"], row["random"], row["pixels"]] == [
         round(100 * found[f"{part}miou"], 1) for part in ("", "untrained/", "pixels/")]
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert times(kept) == kept
 
 
 def test_pixels_keep_each_patch_apart(argv, tmp_path):
     """A patch's token depends on its own pixels and place alone, so that no network helps."""
     import open_clip
     register()
-    args = card.argparse.Namespace(encoder=argv[1], image_size=None)
-    card.starts(args, "MDC-ViT-Ti-8", tmp_path)
+    card.starts(card.argparse.Namespace(encoder=argv[1], image_size=None), "MDC-ViT-Ti-8", tmp_path)
     visual = open_clip.create_model("pixels").visual.eval()
-    image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    image = torch.randn(1, 3, 224, 224, generator=seeded(0))
     other = image.clone()
     other[..., 32:64, 64:96] += 1  # row 1, column 2
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Claims about tables of captions, as common programs write them.    pytest tests/tools/test_csv_pairs.py"""
+"""Claims about tables of captions, as common programs write them."""
 from pathlib import Path
 
 import pandas as pd

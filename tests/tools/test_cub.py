@@ -1,11 +1,10 @@
-"""Claims about CUB-200 with ten captions an image, on six rendered images.    pytest tests/tools/test_cub.py"""
+"""Claims about CUB-200 with ten captions an image, on six rendered images."""
 import json
 from pathlib import Path
 
 import pytest
-from conftest import run_tool
+from conftest import members, run_tool
 from PIL import Image
-from test_prepare import members
 
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 
@@ -44,10 +43,10 @@ def cub(tmp_path) -> Path:
     return tmp_path
 
 
-def prepare(cub: Path, *flags: str, out: str = "out") -> Path:
+def prepare(cub: Path, *flags: str) -> Path:
     run_tool(["prepare", "cub", "--images", str(cub / "CUB_200_2011" / "images"), "--captions", str(cub / "text_c10"),
-              "--out", str(cub / out), *map(str, flags)])
-    return cub / out
+              "--out", str(cub / "out"), *map(str, flags)])
+    return cub / "out"
 
 
 def reed(cub: Path) -> tuple:

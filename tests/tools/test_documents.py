@@ -1,4 +1,4 @@
-"""Claims about README and docs/: commands print what the pages show.    pytest tests/tools/test_documents.py"""
+"""Claims about README and docs/: commands print what the pages show."""
 import json
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc export`: each folder is read by its own library.    pytest tests/tools/test_export.py
+"""Claims about `open_clip_mdc export`: each folder is read by its own library.
 
 The run has an image size, a context, a mean and a vocabulary of its own.
 """
@@ -9,7 +9,7 @@ import shutil
 import pytest
 import timm
 import torch
-from conftest import complaint_of, make_image, run, run_folder
+from conftest import complaint_of, make_image, run, run_folder, seeded
 from hub import TOKEN, hub
 from open_clip.factory import SimpleTokenizer
 from PIL import Image
@@ -22,6 +22,7 @@ from open_clip_mdc.text.vocabulary import write
 
 transformers = pytest.importorskip("transformers")
 
+IMAGES = [make_image(i, 48) for i in range(3)]
 CAPTIONS = ["a red circle above a blue square", "a blue square"]
 TIMM_CONFIG = {  # the smallest ViT of timm that has CLIP's blocks
     "embed_dim": None, "custom_text": True,
@@ -66,15 +67,9 @@ def model(trained):
 
 
 @pytest.fixture(scope="module")
-def images():
-    noise = torch.randint(0, 256, (3, 48, 48, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    return [Image.fromarray(x.numpy()) for x in noise]
-
-
-@pytest.fixture(scope="module")
-def expected(model, images):
+def expected(model):
     """Preprocessed images, features, patch tokens."""
-    image = next(model.batches(images))
+    image = next(model.batches(IMAGES))
     return image, model.encode_image(image), model.encode_image_tokens(image)
 
 
@@ -82,15 +77,15 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool((a - b).abs().max() < 1e-5)
 
 
-def test_the_open_clip_folder_is_the_captioner_of_the_run(out, model, images, expected):
+def test_the_open_clip_folder_is_the_captioner_of_the_run(out, model, expected):
     loaded = open_clip_mdc.load(f"local-dir:{out}", device="cpu")
-    assert torch.equal(loaded.encode_image(images), expected[1])
-    assert loaded.caption(images, length="auto") == model.caption(images, length="auto")
-    assert torch.equal(loaded.score(images, CAPTIONS), model.score(images, CAPTIONS))
+    assert torch.equal(loaded.encode_image(IMAGES), expected[1])
+    assert loaded.caption(IMAGES, length="auto") == model.caption(IMAGES, length="auto")
+    assert torch.equal(loaded.score(IMAGES, CAPTIONS), model.score(IMAGES, CAPTIONS))
     assert torch.equal(loaded.tokenizer(CAPTIONS), model.tokenizer(CAPTIONS))
     assert loaded.model.context_length == 20
     assert complaint("--pretrained", f"local-dir:{out}", "--out", out.parent / "again", "--to", "open_clip") is None
-    assert torch.equal(open_clip_mdc.load(out.parent / "again").encode_image(images), expected[1])
+    assert torch.equal(open_clip_mdc.load(out.parent / "again").encode_image(IMAGES), expected[1])
 
 
 def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_path, monkeypatch):
@@ -124,34 +119,34 @@ def test_a_model_is_exported_on_the_cpu_whatever_the_default_device(trained, tmp
     assert complaint("--pretrained", trained, "--out", tmp_path / "out", "--to", "open_clip", "timm") is None
 
 
-def test_timm_loads_its_folder(out, images, expected):
+def test_timm_loads_its_folder(out, expected):
     encoder = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     image, features, tokens = expected
     with torch.no_grad():
         assert close(encoder(image), features)
         assert close(encoder.forward_features(image)[:, encoder.num_prefix_tokens:], tokens)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(encoder))
-    assert close(torch.stack([transform(x) for x in images]), image)
+    assert close(torch.stack([transform(x) for x in IMAGES]), image)
 
 
-def test_transformers_loads_the_folder_of_timm(out, images, expected):
+def test_transformers_loads_the_folder_of_timm(out, expected):
     processor = transformers.AutoImageProcessor.from_pretrained(out)
     encoder = transformers.AutoModel.from_pretrained(out).eval()
     image, features, tokens = expected
-    pixels = processor(images)["pixel_values"]
+    pixels = processor(IMAGES)["pixel_values"]
     with torch.no_grad():
         found = encoder(pixels)
     assert close(pixels, image) and close(found.pooler_output, features)
     assert close(found.last_hidden_state[:, 1:], tokens)
 
 
-def test_transformers_loads_a_clip_vision_model(out, images, model, expected):
+def test_transformers_loads_a_clip_vision_model(out, model, expected):
     """Also its last layer but one, which LLaVA reads."""
     path = out / "clip_vision_model"
     processor = transformers.AutoImageProcessor.from_pretrained(path)
     encoder = transformers.CLIPVisionModel.from_pretrained(path).eval()
     image, features, tokens = expected
-    pixels = processor(images, return_tensors="pt")["pixel_values"]
+    pixels = processor(IMAGES, return_tensors="pt")["pixel_values"]
     assert (pixels - image).abs().max() < 0.05  # its resize works on bytes
     with torch.no_grad():
         found = encoder(image, output_hidden_states=True)
@@ -174,7 +169,7 @@ assert "open_clip" not in sys.modules and "timm" not in sys.modules
 """)
 
 
-def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatch):
+def test_the_card_tells_the_run_and_its_code_runs(out, model, monkeypatch):
     card = (out / "README.md").read_text()
     for told in ("MDC-ViT-Ti-8", "48 x 48", "| `--lr` | `0.0007` |", "`--warmup`",
                  "| wds/cifar10 | linear_probe | lp_acc1 | 0.5123 |"):
@@ -184,7 +179,7 @@ def test_the_card_tells_the_run_and_its_code_runs(out, images, model, monkeypatc
     monkeypatch.chdir(out.parent)
     turned = Image.Exif()
     turned[0x0112] = 6  # as phones save it
-    images[0].save("image.jpg", quality=100, exif=turned)
+    IMAGES[0].save("image.jpg", quality=100, exif=turned)
     feature = model.encode_image("image.jpg")
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 5
@@ -220,7 +215,7 @@ def test_a_timm_encoder_goes_where_it_fits(timm_tower, folder, capsys):
     assert complaint("--pretrained", timm_tower, "--out", folder / "of_timm") is None
     assert "not exported to transformers: its image tower is a timm model" in capsys.readouterr().out
     model = open_clip_mdc.load(timm_tower, device="cpu")
-    image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    image = torch.randn(2, 3, 224, 224, generator=seeded(0))
     features, tokens = model.encode_image(image), model.encode_image_tokens(image)
     encoder = timm.create_model(f"local-dir:{folder / 'of_timm'}", pretrained=True).eval()
     program = torch.export.load(folder / "of_timm" / "encode_image.pt2").module()
@@ -239,7 +234,7 @@ def test_a_model_of_regions_goes_to_open_clip_and_torch(tmp_path, capsys, model_
     patches = side // 2 // 8
     assert f"images of {side} x {side} pixels (5 regions x {patches} x {patches} patches)" in \
         (tmp_path / "out" / "README.md").read_text().replace("\n", " ")
-    image = torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
+    image = torch.randn(3, 3, side, side, generator=seeded(0))
     tokens = open_clip_mdc.load(path, device="cpu").encode_image_tokens(image)
     assert torch.equal(open_clip_mdc.load(tmp_path / "out", device="cpu").encode_image_tokens(image), tokens)
     with torch.no_grad():
@@ -265,9 +260,9 @@ def test_a_destination_that_does_not_fit_is_refused(timm_tower, folder):
     assert not (folder / "refused").exists()
 
 
-def test_a_folder_is_pushed_and_loaded_from_the_hub(trained, folder, model, images):
+def test_a_folder_is_pushed_and_loaded_from_the_hub(trained, folder, model):
     """By huggingface_hub's own client, against a server that speaks its HTTP."""
-    images[0].save(folder / "pushed.png")
+    IMAGES[0].save(folder / "pushed.png")
     feature, caption = model.encode_image(folder / "pushed.png")[0].tolist(), model.caption(folder / "pushed.png")
     with hub() as server:
         where = dict(HF_ENDPOINT=server.url, HF_HOME=str(folder / "hf"), HF_HUB_DISABLE_XET="1")

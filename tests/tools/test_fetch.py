@@ -1,4 +1,4 @@
-"""Claims about downloads, from a server on this machine.    pytest tests/tools/test_fetch.py"""
+"""Claims about downloads, from a server on this machine."""
 import hashlib
 import io
 import os
@@ -8,13 +8,12 @@ import subprocess
 import tarfile
 import uuid
 import zipfile
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 import requests
 from conftest import complaint_of
-from http_server import serving
+from http_server import Handler, serving
 
 from open_clip_mdc import cli
 from open_clip_mdc.cli import arguments as flags
@@ -24,7 +23,7 @@ CONTENT = bytes(range(256)) * 20_000
 CHECKSUM = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Handler):
     """A server that breaks off the first `cuts` answers after `cut` bytes, and records all requests.
 
     With `signed` it redirects each request to another address. With `shift` it begins that many bytes too late.
@@ -58,9 +57,6 @@ class Server(BaseHTTPRequestHandler):
             self.wfile.write(CONTENT[start:][:cut])
         except ConnectionError:  # who only wants the headers closes
             pass
-
-    def log_message(self, *args):
-        pass
 
 
 @pytest.fixture
@@ -210,7 +206,7 @@ def archive(kind: str) -> bytes:
 def test_an_answer_of_another_kind_is_no_file(kind, right, tmp_path):
     answers = {}
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answering(Handler):
         def do_GET(self):
             self.send_response(*answers["status"])
             for header in answers["headers"]:
@@ -218,14 +214,11 @@ def test_an_answer_of_another_kind_is_no_file(kind, right, tmp_path):
             self.end_headers()
             self.wfile.write(answers["body"])
 
-        def log_message(self, *args):
-            pass
-
     def fetched(body: bytes, *headers: tuple, status: int = 200) -> Path:
         answers.update(body=body, headers=headers or [("Content-Length", len(body))], status=[status])
         return fetch.download(fetch.File(f"{service.url}/file.{kind}"), tmp_path)
 
-    with serving(Handler) as service:
+    with serving(Answering) as service:
         for body in b"<html>\t<p>moved</p></html>", b"<!doctype html>\n", b"", b"quota exceeded", right[:5]:
             with pytest.raises(ValueError, match=rf"file.{kind} is no .{kind} file: it begins with b.*run the same"):
                 fetched(body)

@@ -1,18 +1,14 @@
-"""Claims about `open_clip_mdc finetune`: what it writes, from which data, and that a killed run ends as a whole one.
-
-    pytest tests/tools/test_finetune.py
-"""
+"""Claims about `open_clip_mdc finetune`: what it writes, from which data, and that a killed run ends as a whole one."""
 import json
 import re
 import shutil
-import subprocess
-import sys
 from html import escape
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, SHARED, complaint_of, needs_data, run, run_tool, wait_for
+from conftest import SHARED, complaint_of, json_lines, killed_when, needs_data, run, run_tool
+from training import equal, holds, state_of, tower
 
 import open_clip_mdc
 from open_clip_mdc import cli, unregister
@@ -55,7 +51,7 @@ def whole(photos, runs) -> Path:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     [path] = folder.glob("checkpoints/*.pt")
-    return torch.load(path, weights_only=True)["state_dict"]
+    return state_of(path)
 
 
 def pairs(out: Path, split: str) -> set[tuple]:
@@ -70,7 +66,7 @@ def test_it_writes_a_run_of_the_best_epoch_whose_encoder_is_that_of_the_start(wh
     key, data, *rates = map(json.loads, (whole / "finetune.jsonl").read_text().splitlines())
     assert (data["train"], data["val"], data["captions"]) == (15, 5, 30) and key["val"] == "0.25"
     best = min(rates, key=lambda row: row["nelbo"])
-    results = [json.loads(line) for line in (whole / "checkpoints" / "results.jsonl").read_text().splitlines()]
+    results = json_lines(whole / "checkpoints" / "results.jsonl")
     nelbo = [row["nelbo_per_token"] for row in results]
     assert [row["id"] for row in rates] == list(finetune.RATES) and min(nelbo) == best["nelbo"]
     assert results[0]["num_samples"] == 10  # both captions of each
@@ -99,19 +95,14 @@ def test_the_page_has_the_captions_of_both_and_the_nelbo_that_training_found(who
 def test_a_killed_run_ends_with_the_weights_of_the_whole_one(whole, photos, runs):
     out = photos / "killed"
     argv = ["finetune", str(photos / "photos"), "--pretrained", str(runs / "mdc"), *FLAGS, "--out", str(out)]
-    process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", *argv], stderr=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, cwd=REPO)
     moment = out / "trials" / "3e-4" / "checkpoints" / "results.jsonl"  # before its checkpoint
-    wait_for(lambda: moment.exists() or process.poll() is not None)
-    process.kill()
-    process.wait()
+    killed_when(moment.exists, "-m", "open_clip_mdc", *argv)
     assert moment.exists() and not (out / "index.html").exists()
     assert "begun with another val, epochs: give another --out" in complaint_of(*argv, "--val", "0.5", "--epochs", "1")
     cli.main(argv)
     unregister()
     assert (out / "finetune.jsonl").read_bytes() == (whole / "finetune.jsonl").read_bytes()
-    found, expected = weights(out), weights(whole)
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert equal(weights(out), weights(whole))
     assert (out / "index.html").read_text() == (whole / "index.html").read_text()
 
 
@@ -121,8 +112,7 @@ def test_a_folder_a_table_and_coco_give_the_same_pairs_and_no_photograph_is_on_b
         args = cli.parse(["finetune", str(photos / data), *images, "--out", "x"])
         args.images = args.images or []
         out = photos / f"form{number}"
-        counts = finetune.write_data(args, out)
-        assert counts == {"train": 16, "val": 4, "captions": 32}
+        assert finetune.write_data(args, out) == {"train": 16, "val": 4, "captions": 32}
         assert pairs(out, "train") | pairs(out, "val") == pairs(whole, "train") | pairs(whole, "val")
         assert not {image for image, _ in pairs(out, "train")} & {image for image, _ in pairs(out, "val")}
         assert len(pairs(out, "captions")) == 8
@@ -133,8 +123,7 @@ def test_an_encoder_alone_gets_a_new_decoder_and_val_may_be_other_data(photos, r
     run("python", "-m", "open_clip_mdc", "finetune", str(photos / "photos.csv"), "--model", "ARC-small-ViT-Ti-8",
         "--pretrained-image", str(runs / "mdc"), "--val", str(photos / "photos"), "--epochs", "1", "--out", str(out),
         fork=True)
-    begun, ended = weights(runs / "mdc"), weights(out)
-    assert all(torch.equal(ended[name], begun[name]) for name in begun if name.startswith("visual."))
+    assert holds(weights(out), tower(weights(runs / "mdc")))
     assert len(pairs(out, "train")) == len(pairs(out, "val")) == 20
     page = (out / "index.html").read_text()
     assert " before<" not in page and "class=pair" not in page and page.count("<article>") == 20

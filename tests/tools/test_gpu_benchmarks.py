@@ -84,8 +84,7 @@ def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monke
 
 
 def test_all_parts_run_small_on_a_cpu(tmp_path, monkeypatch):
-    result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", str(tmp_path),
-                 fork=True)
+    result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", str(tmp_path), fork=True)
     written = json.loads((tmp_path / "gpu.json").read_text())
     assert list(written["parts"]) == list(gpu.PARTS) and "a trial of the script, no result" in written["chip"]
     for part, rows in written["parts"].items():

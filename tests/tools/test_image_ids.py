@@ -1,7 +1,4 @@
-"""Claims about captions in one file of each format, and about COCO's image ids.
-
-    pytest tests/tools/test_image_ids.py
-"""
+"""Claims about captions in one file of each format, and about COCO's image ids."""
 import csv
 import json
 from pathlib import Path
@@ -9,8 +6,8 @@ from pathlib import Path
 import caption_files
 import pyarrow.parquet as pq
 import pytest
-from caption_files import PATHS, encoded, lines, run, scene
-from shard_files import write_tar
+from caption_files import PATHS, lines, run, scene
+from conftest import saved, write_tar
 
 from open_clip_mdc.data.image_ids import check_image_ids, image_id
 
@@ -43,9 +40,9 @@ def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, tmp_path, m
     Path("in/holiday.json").write_text('{"image_id": 7, "caption": "mine"}')
     Path("in/x.JSON").write_text('{"image_id": "8"}')
     write_tar(tmp_path / "s.tar", {
-        "000000000.png": encoded(scene(4)), "000000000.json": b'{"filename": "COCO_val2014_000000000009.jpg"}',
-        "000000001.png": encoded(scene(5)), "000000001.json": b'{"image_id": 11, "filename": "3.jpg"}',
-        "000000012.png": encoded(scene(6))})
+        "000000000.png": saved(scene(4)), "000000000.json": b'{"filename": "COCO_val2014_000000000009.jpg"}',
+        "000000001.png": saved(scene(5)), "000000001.json": b'{"image_id": 11, "filename": "3.jpg"}',
+        "000000012.png": saved(scene(6))})
     assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.json", "--length", "4") is None
     assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.jsonl", "--length", "4") is None
     results = json.loads(Path("r.json").read_text())

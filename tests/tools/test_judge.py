@@ -1,4 +1,4 @@
-"""Claims about the LLM judge, made against a real HTTP server on this machine.    pytest tests/tools/test_judge.py"""
+"""Claims about the LLM judge, made against a real HTTP server on this machine."""
 import json
 from collections import Counter
 from itertools import chain, permutations
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import judge_server
 import pytest
-from conftest import png, run_tool
+from conftest import png, run_tool, write_tar
 from judge_server import KEY, always, choices, choose, failure, image_of, results, write_captions
-from shard_files import write_tar
 
 from experiments import judge
 from experiments.judge_answers import assign_letters, parse_letter, summarise

@@ -1,5 +1,4 @@
-"""Claims about a judge that fails, and about resuming after a stop.    pytest tests/tools/test_judge_failures.py"""
-
+"""Claims about a judge that fails, and about resuming after a stop."""
 import judge_server
 import pytest
 from conftest import complaint_of, run_tool

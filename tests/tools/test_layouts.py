@@ -1,4 +1,4 @@
-"""Claims about images with captions in common layouts.    pytest tests/tools/test_layouts.py"""
+"""Claims about images with captions in common layouts."""
 import gc
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import complaint_of, run
+from conftest import complaint_of, json_lines, members, refused, run
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_files import (
@@ -28,7 +28,7 @@ from layout_files import (
     put_table,
     text_beside,
 )
-from shard_files import make_image, members, texts, tool
+from shard_files import make_image, texts, tool
 from strategies import caption, damage, examples, randoms
 
 from open_clip_mdc import train
@@ -217,10 +217,8 @@ def asked(layout, folder: Path) -> Path:
 def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_path, runs, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = asked(layout, tmp_path / "my photos")
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--model", "MDC-ViT-Ti-8", "--val-data", str(path)])
-    argv = printed_command(str(stop.value))
-    assert argv[2:4] == ["--val", str(path)] and "\n" not in str(stop.value)
+    argv = printed_command(refused(SystemExit, train.main, ["--model", "MDC-ViT-Ti-8", "--val-data", str(path)]))
+    assert argv[2:4] == ["--val", str(path)]
     said = [complaint_of("score", "--pretrained", runs / "mdc", "--pairs", path, "--out", "s")]
     if path.is_file():
         said += [complaint_of(name, "--pretrained", runs / "mdc", path, "--out", out) for name, out in (
@@ -233,9 +231,8 @@ def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_
 def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_that_is_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     imagefolder_csv(tmp_path / "in")
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--model", "MDC-ViT-Ti-8", "--train-data", "in/metadata.csv"])
-    assert complaint_of(*printed_command(str(stop.value))) is None
+    said = refused(SystemExit, train.main, ["--model", "MDC-ViT-Ti-8", "--train-data", "in/metadata.csv"])
+    assert complaint_of(*printed_command(said)) is None
 
 
 @pytest.mark.parametrize("layout", [hub_parquet, coco], ids=lambda layout: layout.__name__)
@@ -254,8 +251,7 @@ def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on
           module="open_clip_mdc.train")
     shard = data / "train/00000.tar"
     tools("caption", *model, shard, "--out", tmp_path / "c.jsonl", "--length", 5)
-    lines = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
-    assert [line["image"] for line in lines] == [f"{shard}::{i:08d}" for i in range(N)]
+    assert [line["image"] for line in json_lines(tmp_path / "c.jsonl")] == [f"{shard}::{i:08d}" for i in range(N)]
     tools("score", *model, "--pairs", shard, "--plain", "--out", tmp_path / "s")
     rows = pq.read_table(tmp_path / "s/00000.parquet").to_pylist()
     assert [(row["key"], row["caption"]) for row in rows] == [

@@ -1,10 +1,10 @@
 """Claims about the caption-length table and figure."""
 import numpy as np
 import pytest
+from conftest import write_tar
 from matplotlib.axes import Axes
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
-from shard_files import write_tar
 
 from experiments import lengths
 from open_clip_mdc.data.shards import find_shards

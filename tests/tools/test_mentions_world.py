@@ -1,7 +1,4 @@
-"""Claims about the world of mentions: shapes go with colours as often as asked, order is random, captions are true.
-
-    pytest tests/tools/test_mentions_world.py
-"""
+"""Claims about the world of mentions: shapes go with colours as often as asked, order is random, captions are true."""
 import hashlib
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Claims about the model card of `open_clip_mdc export`.    pytest tests/tools/test_model_card.py"""
+"""Claims about the model card of `open_clip_mdc export`."""
 import json
 
 import pytest

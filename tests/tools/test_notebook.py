@@ -1,4 +1,4 @@
-"""Claims about notebooks/tour.ipynb: it was executed, and its code runs.    pytest tests/tools/test_notebook.py"""
+"""Claims about notebooks/tour.ipynb: it was executed, and its code runs."""
 import json
 
 import matplotlib

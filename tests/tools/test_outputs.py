@@ -1,7 +1,4 @@
-"""Claims about the outputs of commands: nothing is lost, left over, or written elsewhere.
-
-    pytest tests/tools/test_outputs.py
-"""
+"""Claims about the outputs of commands: nothing is lost, left over, or written elsewhere."""
 import multiprocessing
 import os
 import shutil

@@ -1,21 +1,17 @@
-"""Claims about the page of `open_clip_mdc caption`, in a real browser where there is one.
-
-    pytest tests/tools/test_page.py
-"""
-import http.server
+"""Claims about the page of `open_clip_mdc caption`, in a real browser where there is one."""
 import re
 import shutil
 import subprocess
-import threading
 from math import log
 from pathlib import Path
 
 import pytest
 from caption_files import NAMES, PATHS, Page, lines, run, scene, seven_images
+from conftest import BROWSER, needs_browser
+from http_server import Handler, serving
 
 from open_clip_mdc.cli import page as report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = '</h2><script>document.title = "hacked"</script><img src=x onerror="document.title=1"> & \u202egnp.exe\x00'
 SHOWN = '</h2><script>document.title = "hacked"</script><img src=x onerror="document.title=1"> & \\u202egnp.exe\\x00'
 
@@ -110,12 +106,9 @@ def test_colours_of_words_are_readable_in_light_and_dark():
 
 # ---- the page in a browser -----------------------------------------------------------------------------------------
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
-
-
 def browse(path, *flags) -> str:
     """The document as the browser holds it after the page's scripts, had it any, have run."""
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
                f"--user-data-dir={path.parent / 'profile'}", *flags, path.absolute().as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True).stdout
 
@@ -125,33 +118,28 @@ def test_the_browser_shows_every_card_and_runs_and_fetches_nothing(runs, tmp_pat
     monkeypatch.chdir(seven_images(tmp_path))
     asked = []
 
-    class Listener(http.server.BaseHTTPRequestHandler):
+    class Listener(Handler):
         def do_GET(self):
             asked.append(self.path)
             self.send_error(404)
 
-        def log_message(self, *_):
-            pass
+    with serving(Listener) as server:
+        bait = f'<img src="{server.url}/bait.png">'
+        Path("bait.html").write_text(bait + "<script>document.title = 'hacked'</script>")
+        assert "<title>hacked</title>" in browse(Path("bait.html"), "--dump-dom") and "/bait.png" in asked
+        asked.clear()
 
-    server = http.server.HTTPServer(("127.0.0.1", 0), Listener)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    bait = f'<img src="http://127.0.0.1:{server.server_port}/bait.png">'
-    Path("bait.html").write_text(bait + "<script>document.title = 'hacked'</script>")
-    assert "<title>hacked</title>" in browse(Path("bait.html"), "--dump-dom") and "/bait.png" in asked
-    asked.clear()
+        shutil.copy("x1.png", "<b>&amp;.png")
+        run("--pretrained", runs / "mdc", *PATHS, "<b>&amp;.png", "--html", "page.html")
+        seen = Page(browse(Path("page.html"), "--dump-dom"))
+        rows = lines()
+        assert seen.texts["h2"] == [report.printable(r["caption"]) for r in rows] and len(rows) == 8
+        assert seen.texts["p"][-8:] == [*NAMES, "<b>&amp;.png"]
+        assert all(attributes["src"].startswith("data:image/") for tag, attributes in seen.tags if tag == "img")
 
-    shutil.copy("x1.png", "<b>&amp;.png")
-    run("--pretrained", runs / "mdc", *PATHS, "<b>&amp;.png", "--html", "page.html")
-    seen = Page(browse(Path("page.html"), "--dump-dom"))
-    rows = lines()
-    assert seen.texts["h2"] == [report.printable(r["caption"]) for r in rows] and len(rows) == 8
-    assert seen.texts["p"][-8:] == [*NAMES, "<b>&amp;.png"]
-    assert all(attributes["src"].startswith("data:image/") for tag, attributes in seen.tags if tag == "img")
-
-    write(Path("hostile.html"), row([(HOSTILE + bait, 0, 0.5)], image=HOSTILE + bait))
-    shown = Page(browse(Path("hostile.html"), "--dump-dom"))
-    assert (SHOWN + bait).strip() in "".join(shown.texts["h2"]) and "".join(shown.texts["title"]) != "hacked"
-    assert not any(tag in ("script", "b") for tag, _ in seen.tags + shown.tags)
-    assert sum(tag == "img" for tag, _ in shown.tags) == 1
-    server.shutdown()
+        write(Path("hostile.html"), row([(HOSTILE + bait, 0, 0.5)], image=HOSTILE + bait))
+        shown = Page(browse(Path("hostile.html"), "--dump-dom"))
+        assert (SHOWN + bait).strip() in "".join(shown.texts["h2"]) and "".join(shown.texts["title"]) != "hacked"
+        assert not any(tag in ("script", "b") for tag, _ in seen.tags + shown.tags)
+        assert sum(tag == "img" for tag, _ in shown.tags) == 1
     assert not asked

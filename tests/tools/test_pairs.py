@@ -1,18 +1,16 @@
-"""Claims about scores of a data set's own captions, and its filter.    pytest tests/tools/test_pairs.py"""
+"""Claims about scores of a data set's own captions, and its filter."""
 import csv
 import io
 import json
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, make_image, png, run_folder
+from conftest import complaint_of, contents, make_image, members, png, run_folder, write_tar
 from open_clip_train.data import get_dataset_size
 from PIL import Image
-from shard_files import members, write_tar
 
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
 from open_clip_mdc.data.images import decode_image, encode_png
@@ -117,8 +115,7 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
     assert f"{len(best)} captions of" in capsys.readouterr().out
     found = []
     for shard in ("000", "001"):
-        with tarfile.open(tmp_path / "kept" / f"{shard}.tar") as tar:
-            content = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+        content = members(tmp_path / "kept" / f"{shard}.tar")
         for name in content:
             key, suffix = name.split(".")
             if suffix == "json":
@@ -142,7 +139,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
     shutil.copy(place / "000.tar", shard)
     argv = ("--out", tmp_path / "s", "--top", 1, "--out-shards", tmp_path / "kept", "--blind-images", place / "images")
     assert score(place, "--pairs", shard, *argv) is None
-    before = {p: p.read_bytes() for folder in ("s", "kept") for p in (tmp_path / folder).iterdir()}
+    before = [contents(tmp_path / folder) for folder in ("s", "kept")]
     table = tmp_path / "s" / "000.parquet"
     assert score(place, "--pairs", place / "000.tar", *argv) == (
         f"error: --out: {table} was made of {shard}, not {place}/000.tar: remove it, or choose another folder")
@@ -152,7 +149,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
     shutil.copy(place / "001.tar", shard)
     assert score(place, "--pairs", shard, *argv) == (
         f"error: --out: {table} was made of {shard} before that changed: remove it, or choose another folder")
-    assert {p: p.read_bytes() for folder in ("s", "kept") for p in (tmp_path / folder).iterdir()} == before
+    assert [contents(tmp_path / folder) for folder in ("s", "kept")] == before
     table.unlink()
     assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--blind-images", place / "images") is None
 
@@ -172,8 +169,7 @@ def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
 def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
     assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top", 1, "--out-shards",
                  tmp_path / "kept") is None
-    with tarfile.open(tmp_path / "kept" / "pairs-00000.tar") as tar:
-        content = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
+    content = members(tmp_path / "kept" / "pairs-00000.tar")
     scored = [row for row in tables(tmp_path / "s") if row["debiased"] is not None]
     assert sum(name.endswith("txt") for name in content) == len(scored)
     for row, name in zip(scored, sorted(name for name in content if name.endswith("txt")), strict=True):

@@ -1,7 +1,4 @@
-"""Claims about the plain world: captions are true, negatives are false, and every word is known.
-
-    pytest tests/tools/test_plain_world.py
-"""
+"""Claims about the plain world: captions are true, negatives are false, and every word is known."""
 import gzip
 import hashlib
 import re

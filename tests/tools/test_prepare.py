@@ -1,4 +1,4 @@
-"""Claims about shards for fine-tuning, and about how they train.    pytest tests/tools/test_prepare.py"""
+"""Claims about shards for fine-tuning, and about how they train."""
 import itertools
 import json
 import random
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import complaint_of, png
+from conftest import complaint_of, members, png, write_tar
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
-from shard_files import ENDINGS, make_image, members, texts, tool, write_tar
+from shard_files import ENDINGS, make_image, texts, tool
+from training import pipeline
 
-import open_clip_mdc
 from experiments.lengths import read_captions
 from open_clip_mdc.cli import prepare
 from open_clip_mdc.cli.prepare_layouts import Sample
@@ -146,13 +146,10 @@ def test_an_ordinary_text_passes_as_it_is_and_draws_nothing():
 
 def draws(shards: Path, seed: int, rank: int = 0, epochs: int = 2) -> list[list[int]]:
     """Which of the five captions each sample of an epoch got, through OpenCLIP's pipeline in a worker process."""
-    open_clip_mdc.register(training=True)
-    from open_clip_train import data
-    args = Namespace(train_data=str(shards), train_num_samples=8, train_data_upsampling_factors=None, seed=seed,
-                     world_size=1, rank=rank, workers=1, batch_size=8, device="cpu")
     torch.manual_seed(seed + rank)  # as upstream's main
-    info = data.get_wds_dataset(args, lambda image: 0, True, tokenizer=lambda text: [
-        next(j for j, ending in enumerate(ENDINGS) if text.endswith(ending))])
+    info = pipeline(shards, lambda image: 0, True, lambda text: [
+        next(j for j, ending in enumerate(ENDINGS) if text.endswith(ending))],
+        train_num_samples=8, seed=seed, rank=rank, workers=1, batch_size=8)
     found = []
     for epoch in range(epochs):
         info.set_epoch(epoch)

@@ -3,8 +3,9 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import members, times, write_tar
 from open_clip_train.data import get_dataset_size
-from shard_files import make_image, members, tool, write_tar
+from shard_files import make_image, tool
 
 
 @pytest.fixture
@@ -73,12 +74,11 @@ def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders
     small, large = contents(draw(recap, 5, "small")), contents(draw(recap, 14, "large"))
     assert list(large) == ["00000.tar", "00001.tar", "00002.tar", "00003.tar"]
     assert small == {name: large[name] for name in ("00000.tar", "00001.tar")}
-    orders = {tuple(contents(draw(recap, 5, f"seed{seed}", "--seed", seed)).values()) for seed in range(4)}
-    assert len(orders) > 1
+    assert len({tuple(contents(draw(recap, 5, f"seed{seed}", "--seed", seed)).values()) for seed in range(4)}) > 1
     grown = recap / "small"
-    before = {p: p.stat().st_mtime_ns for p in grown.glob("*.tar")}
+    before = times(grown.glob("*.tar"))
     assert contents(draw(recap, 14, "small")) == large  # grows in place
-    assert all(p.stat().st_mtime_ns == time for p, time in before.items())
+    assert times(before) == before
 
 
 def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
@@ -92,6 +92,6 @@ def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(
     whole = contents(draw(recap, 22, "whole"))
     assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
     (recap / "whole" / "00003.tar").unlink()
-    kept = {p: p.stat().st_mtime_ns for p in (recap / "whole").glob("*.tar")}
+    kept = times((recap / "whole").glob("*.tar"))
     assert contents(draw(recap, 22, "whole")) == whole
-    assert all(p.stat().st_mtime_ns == time for p, time in kept.items())
+    assert times(kept) == kept

@@ -1,10 +1,7 @@
 """The contract of refusals: a wrong command ends with one line that names the flag or the file, and writes nothing.
 
-    pytest tests/tools/test_refusals.py
-
 A new refusal is a row of fixtures/refusals.txt.
 """
-import io
 import shlex
 import shutil
 from pathlib import Path
@@ -12,7 +9,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import run_tool
+from conftest import png, run_tool, write_run
 from PIL import Image
 
 from clip_benchmark_ext.cli import main as benchmark
@@ -32,10 +29,7 @@ def place(tmp_path_factory) -> Path:
     for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("b4", "MDC-ViT-Ti-8-b4"), ("arc", "ARC-ViT-Ti-8"),
                         ("clip", "ViT-Ti-8"), ("mix", "Mix-ViT-Ti-8-arc25"), ("concept", "Concept-ViT-Ti-8"),
                         ("lstm", "ARC-ViT-Ti-8-lstm")):
-        (folder / alias / "checkpoints").mkdir(parents=True)
-        (folder / alias / "params.txt").write_text(f"model: {name}\n")
-        torch.save({"state_dict": open_clip.create_model(name).state_dict()},
-                   folder / alias / "checkpoints" / "epoch_1.pt")
+        write_run(folder / alias, open_clip.create_model(name).state_dict(), model=name)
     weights = (folder / "mdc" / "checkpoints" / "epoch_1.pt").read_bytes()
     for name in ("unknown", "nameless", "norun"):
         (folder / name / "checkpoints").mkdir(parents=True)
@@ -48,16 +42,14 @@ def place(tmp_path_factory) -> Path:
     rows = "".join(f"{folder}/images/{i}.png\ta dog\n" for i in range(34))
     (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
     (folder / "nothing").mkdir()
-    buffer = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(buffer, "png")
     with tar_writer(folder / "0.tar") as writer:
-        writer.write({"__key__": "a", "png": buffer.getvalue(), "txt": "a star", "json": "{}"})
+        writer.write({"__key__": "a", "png": png(0, 32), "txt": "a star", "json": "{}"})
     (folder / "cut.tar").write_bytes((folder / "0.tar").read_bytes()[:700])
     for name in ("0.tar", "1.tar"):
         shutil.copy(folder / "0.tar", folder / "sized" / name)
     with tar_writer(folder / "wds" / "test" / "0.tar") as writer:
         for i in range(2):
-            writer.write({"__key__": str(i), "png": buffer.getvalue(), "txt": "a star"})
+            writer.write({"__key__": str(i), "png": png(0, 32), "txt": "a star"})
     (folder / "wds" / "train").symlink_to(folder / "wds" / "test")
     yield folder
     unregister()

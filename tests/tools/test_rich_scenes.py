@@ -1,7 +1,4 @@
-"""Claims about the rich world: captions are true, swaps are false, a probe has one property, a share is noise.
-
-    pytest tests/tools/test_rich_scenes.py
-"""
+"""Claims about the rich world: captions are true, swaps are false, a probe has one property, a share is noise."""
 import gzip
 import hashlib
 import json
@@ -11,7 +8,7 @@ from collections import Counter
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, contents
 from open_clip.tokenizer import SimpleTokenizer
 from shard_files import samples
 
@@ -168,8 +165,7 @@ def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_pat
 
 def test_many_processes_write_the_same_bytes(root, tmp_path):
     cli.main(flags(tmp_path / "two", "--jobs", "2", "--noise", "0.5"))
-    one, two = ({str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*"))
-                 if path.is_file()} for folder in (root, tmp_path / "two"))
+    one, two = contents(root), contents(tmp_path / "two")
     assert len(one) > 40 and one == two
 
 

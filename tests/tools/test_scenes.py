@@ -1,24 +1,17 @@
-"""Claims about `open_clip_mdc scenes`: files are reproducible and true, and OpenCLIP and clip_benchmark read them.
-
-    pytest tests/tools/test_scenes.py
-"""
+"""Claims about `open_clip_mdc scenes`: files are reproducible and true, and OpenCLIP and clip_benchmark read them."""
 import fcntl
 import io
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import tarfile
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
 import pytest
-from conftest import complaint_of, wait_for
+from conftest import complaint_of, contents, killed_when, members, wait_for
 from open_clip.tokenizer import SimpleTokenizer
 from open_clip_train.data import expand_urls
 from PIL import Image
@@ -41,14 +34,10 @@ def root(tmp_path_factory):
     return out
 
 
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_same_seed_writes_the_same_bytes_and_another_seed_does_not(root, tmp_path):
     scenes.build(tmp_path / "again", World(), **SMALL)
     scenes.build(tmp_path / "other", World(seed=1), **SMALL)
-    first, again, other = files(root), files(tmp_path / "again"), files(tmp_path / "other")
+    first, again, other = contents(root), contents(tmp_path / "again"), contents(tmp_path / "other")
     assert first == again
     assert {name for name in first if first[name] == other[name]} == {
         "train/sizes.json", "train-long/sizes.json", "val/sizes.json", "val-long/sizes.json", "probe/train/nshards.txt",
@@ -153,12 +142,9 @@ def test_processes_end_with_the_run_that_started_them_and_so_do_the_locks_that_t
     """The experiments' lock is one: the next `make` would wait for ever."""
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen([sys.executable, "-m", "open_clip_mdc", "scenes", "--out", str(tmp_path / "scenes"),
-                                    "--num-train", "1000000", "--jobs", "2"], stderr=subprocess.DEVNULL,
-                                   pass_fds=(lock.fileno(),))
-    wait_for(lambda: len(list(tmp_path.glob(".scenes.*/train/.*.tar.*"))) == 2 or process.poll() is not None)
-    process.kill()
-    process.wait()
+        status = killed_when(lambda: len(list(tmp_path.glob(".scenes.*/train/.*.tar.*"))) == 2, "-m", "open_clip_mdc",
+                             "scenes", "--out", str(tmp_path / "scenes"), "--num-train", "1000000", "--jobs", "2",
+                             pass_fds=(lock.fileno(),))
 
     def is_free() -> bool:
         with (tmp_path / "lock").open("w") as lock, suppress(BlockingIOError):
@@ -166,7 +152,7 @@ def test_processes_end_with_the_run_that_started_them_and_so_do_the_locks_that_t
             return True
         return False
 
-    assert process.returncode == -9
+    assert status == -9
     wait_for(is_free)
 
 
@@ -199,16 +185,13 @@ def test_masks_say_the_shape_under_each_pixel_and_change_nothing_else(tmp_path, 
     few = dict.fromkeys(("num_train", "num_val", "num_pairs"), 8) | {"num_probe": 12}
     scenes.build(tmp_path / "bare", world, **few)
     scenes.build(tmp_path / "masked", world, **few, masks=True)
-    files = {path.relative_to(tmp_path / "masked"): path for path in sorted((tmp_path / "masked").rglob("*"))}
-    added = {path for path in files if path.parts[0] == "masks"}
-    assert {path.name for path in added} == {"masks", "train.tar", "test.tar", "classnames.txt"}
-    bare = {path.relative_to(tmp_path / "bare"): path for path in (tmp_path / "bare").rglob("*")}
-    assert bare.keys() == files.keys() - added
-    assert all(path.read_bytes() == files[name].read_bytes() for name, path in bare.items() if path.is_file())
+    files = contents(tmp_path / "masked")
+    added = {name: files.pop(name) for name in ("masks/classnames.txt", "masks/test.tar", "masks/train.tar")}
+    assert files == contents(tmp_path / "bare")
 
-    classes = files[Path("masks/classnames.txt")].read_text().split("\n")
-    with tarfile.open(files[Path("masks/test.tar")]) as tar:
-        images = {name: np.asarray(Image.open(tar.extractfile(name))) for name in tar.getnames()}
+    classes = added["masks/classnames.txt"].decode().split("\n")
+    images = {name: np.asarray(Image.open(io.BytesIO(data)))
+              for name, data in members(tmp_path / "masked" / "masks" / "test.tar").items()}
     seen, places = set(), np.meshgrid(*[(np.arange(64) + 0.5) / 64] * 2)
     for index in range(12):
         scene = scenes.WORLDS[type(world)].draw_scene(world, world.rng("masks-test", index))

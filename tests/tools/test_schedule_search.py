@@ -1,13 +1,12 @@
 """Claims about gradient noise over t and the interval proposed from it."""
 import itertools
 import json
-import tarfile
 
 import numpy as np
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, tiny_captioner
+from conftest import VOCAB, captions, images, members, tiny_captioner, write_run, write_tar
 from PIL import Image
 
 import open_clip_mdc
@@ -90,8 +89,8 @@ def unweighted(products, noise) -> Moments:
     return Moments(products * np.outer(MIDDLES, MIDDLES), noise * MIDDLES * (high - low) / np.log(high / low))
 
 
-def row(scores, low, high, weight="inverse_t"):
-    return scores[(scores.t_min == low) & (scores.t_max == high) & (scores.weight == weight)].iloc[0]
+def row(scores, low, high):
+    return scores[(scores.t_min == low) & (scores.t_max == high) & (scores.weight == "inverse_t")].iloc[0]
 
 
 def test_scores_of_bins_that_agree_in_direction_are_the_hand_computed_ones():
@@ -195,10 +194,7 @@ def schedule_search(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     open_clip_mdc.register()
     torch.manual_seed(0)
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8-t0.0-1.0\n")
-    torch.save({"state_dict": open_clip.create_model("MDC-ViT-Ti-8").state_dict()},
-               tmp_path / "run" / "checkpoints" / "epoch_1.pt")
+    write_run(tmp_path / "run", open_clip.create_model("MDC-ViT-Ti-8").state_dict(), model="MDC-ViT-Ti-8-t0.0-1.0")
 
     def call(*flags, data=scenes / "train" / "{00000..00007}.tar"):
         tool.main(["--pretrained", "run", "--train-data", str(data), "--batch-size", "2", "--num-samples", "16",
@@ -230,11 +226,8 @@ def test_the_command_measures_and_writes_table_numbers_and_figure(schedule_searc
 
 
 def test_no_image_is_measured_twice(schedule_search, scenes, tmp_path):
-    few = tmp_path / "few.tar"
-    with tarfile.open(scenes / "val" / "00000.tar") as whole, tarfile.open(few, "w") as tar:
-        members = [m for m in whole.getmembers() if m.name < "val0000020"]
-        for member in members:
-            tar.addfile(member, whole.extractfile(member))
+    whole = members(scenes / "val" / "00000.tar")
+    few = write_tar(tmp_path / "few.tar", {name: data for name, data in whole.items() if name < "val0000020"})
     with pytest.raises(SystemExit, match="^error: --train-data ends after 20 images, and none is measured twice: lower "
                                          "--num-samples$"):
         schedule_search("--num-samples", "32", data=few)

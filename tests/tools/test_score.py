@@ -1,11 +1,11 @@
-"""Claims about `open_clip_mdc score`, with a real model that is not trained.    pytest tests/tools/test_score.py"""
+"""Claims about `open_clip_mdc score`, with a real model that is not trained."""
 import csv
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, make_image, run_folder
+from conftest import complaint_of, json_lines, make_image, run_folder
 from PIL import Image
 
 from open_clip_mdc.cli.score import read_captions
@@ -38,7 +38,7 @@ def score(place, *argv) -> str | None:
 def test_every_column_is_the_models(place, tmp_path, flags):
     out = tmp_path / "scores.jsonl"
     assert score(place, "--images", place / "many", "--out", out, "--alpha", "0.5", *flags) is None
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = json_lines(out)
     assert [(Path(row["image"]).stem, row["caption"]) for row in rows] == [
         (f"{i:02d}", caption) for i in range(40) for caption in CAPTIONS]
     model, transform, tokenizer = checkpoints.load(str(place / "run"))
@@ -61,7 +61,7 @@ def test_csv_and_jsonl_say_the_same_and_blind_images_may_be_others(place, tmp_pa
         assert score(place, "--images", place / "few", "--blind-images", place / "many", "--out", out) is None
     with (tmp_path / "s.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "s.jsonl")
     assert len(table) == len(rows) == 15
     for line, row in zip(table, rows, strict=True):
         assert json.loads(line["tokens"]) == row["tokens"]

@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc search`, with real models.    pytest tests/tools/test_search.py"""
+"""Claims about `open_clip_mdc search`, with real models."""
 import json
 import shutil
 from pathlib import Path
@@ -7,9 +7,8 @@ import open_clip
 import pytest
 import torch
 from caption_files import Page
-from conftest import complaint_of, make_image, png
+from conftest import complaint_of, json_lines, made_images, make_image, picture, png, write_tar
 from PIL import Image
-from shard_files import write_tar
 
 import open_clip_mdc
 from open_clip_mdc.cli import noted as noted_module
@@ -25,9 +24,8 @@ HOSTILE = "<img src=x onerror=alert(1)> & \u202e.png"
 def folder(tmp_path, monkeypatch) -> Path:
     """36 images, one with a hostile name and four in a shard, and a file of sentences."""
     monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
     for i in range(32):
-        make_image(i, 32).save(Path("photos") / (HOSTILE if i == 7 else f"{i:02d}.png"))
+        picture(tmp_path / "photos" / (HOSTILE if i == 7 else f"{i:02d}.png"), i, 32)
     write_tar(Path("s.tar"), {f"key{i}.png": png(i, 32) for i in range(32, 36)})
     Path("sentences.txt").write_text("\n".join(SENTENCES))
     return tmp_path
@@ -37,14 +35,14 @@ def search(run, *argv, out="found.jsonl", workers=("--workers", "0")) -> list[di
     """The rows, or the complaint."""
     model = () if run is None else ("--pretrained", run)
     said = complaint_of("search", *model, *argv, "--out", out, "--device", "cpu", *workers)
-    return said or [json.loads(line) for line in Path(out).read_text().splitlines()]
+    return said or json_lines(out)
 
 
 def by_hand(run) -> dict[str, dict[str, tuple[float, float]]]:
     """By sentence and image the score and the debiased score, a pair at a time."""
     model, transform, tokenizer = checkpoints.load(str(run))
     names = [f"s.tar::key{i}" if i >= 32 else f"photos/{HOSTILE if i == 7 else f'{i:02d}.png'}" for i in range(36)]
-    images = torch.stack([transform(make_image(i, 32)) for i in range(36)])
+    images = made_images(transform, 36, 32)
     blind, found = mean_image(model, [images]), {}
     for sentence in SENTENCES:
         text = tokenizer([sentence])
@@ -124,7 +122,7 @@ def test_a_shortlist_is_chosen_by_clip_and_ordered_by_likelihood(runs, folder):
                   "--top", "6")
     model, transform, tokenizer = checkpoints.load("clip.pt", "ViT-Ti-8")
     with torch.no_grad():
-        images = model.encode_image(torch.stack([transform(make_image(i, 32)) for i in range(36)]))
+        images = model.encode_image(made_images(transform, 36, 32))
         cosines = torch.cosine_similarity(images[:, None], model.encode_text(tokenizer(SENTENCES))[None], dim=-1)
     expected = by_hand(runs / "arc")
     for s, sentence in enumerate(SENTENCES):
@@ -136,7 +134,7 @@ def test_a_shortlist_is_chosen_by_clip_and_ordered_by_likelihood(runs, folder):
 def test_a_shortlist_of_one_pass_is_ordered_by_the_score_of_all_passes(runs, folder):
     rows = search(runs / "mdc", "photos", "s.tar", "@sentences.txt", "--shortlist", "6", "--top", "6")
     model, transform, tokenizer = checkpoints.load(str(runs / "mdc"))
-    images = torch.stack([transform(make_image(i, 32)) for i in range(36)])
+    images = made_images(transform, 36, 32)
     expected = by_hand(runs / "mdc")
     for sentence in SENTENCES:
         rough = model.log_likelihood(images, tokenizer([sentence]).expand(36, -1), "parallel")
@@ -152,7 +150,7 @@ def test_a_broken_image_is_named_and_the_others_are_found(runs, folder):
     Path("photos/a.png").write_bytes(b"none")
     Image.new("RGB", (32, 32)).save("photos/b.png")
     assert "1 skipped, all else is written" in search(runs / "arc", "photos", "a star", workers=())
-    assert [json.loads(line)["image"] for line in Path("found.jsonl").read_text().splitlines()] == ["photos/b.png"]
+    assert [row["image"] for row in json_lines("found.jsonl")] == ["photos/b.png"]
 
 
 @pytest.mark.parametrize("more", [(), ("--shortlist", "6")])

@@ -1,4 +1,4 @@
-"""Claims about lists in text files that common programs have saved.    pytest tests/tools/test_texts.py"""
+"""Claims about lists in text files that common programs have saved."""
 import pytest
 
 from clip_benchmark_ext.metrics import diversity

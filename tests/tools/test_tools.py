@@ -1,4 +1,4 @@
-"""Claims about `open_clip_mdc` itself: its help, its flags, its speed to start.    pytest tests/tools/test_tools.py"""
+"""Claims about `open_clip_mdc` itself: its help, its flags, its speed to start."""
 import json
 import re
 import sys
@@ -58,8 +58,7 @@ def test_training_and_evaluation_answer_help_and_mistakes_before_they_import_tor
 
 def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     text = help_of()
-    listed = re.findall(r"^    ([a-z-]+)\b", text, re.MULTILINE)
-    assert listed == list(tools.TOOLS)
+    assert re.findall(r"^    ([a-z-]+)\b", text, re.MULTILINE) == list(tools.TOOLS)
     assert set(re.findall(r"--[a-z-]+", text)) == {"--help", "--version"}
     for name in tools.TOOLS:
         module = (REPO / "src" / "open_clip_mdc" / "cli" / f"{name.replace('-', '_')}.py").read_text()

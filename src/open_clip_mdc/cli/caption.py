@@ -89,8 +89,7 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
         if args.select and args.length == "auto" and model.objective.order == "any" and not causal:
             args.length = "top"  # auto would decode several lengths for each sample
     names = decoding.SEARCH if causal else decoding.UNMASKING
-    options = decoding.readable({name: value for name, value in given_options(args).items() if name in names},
-                                causal)
+    options = decoding.readable({name: value for name, value in given_options(args).items() if name in names}, causal)
     args.repeats = options.get("repeats")
     if args.text:
         options["text"] = loaded.masked_text(args.text)

@@ -18,8 +18,7 @@ SHARE = re.compile(r"0?\.\d+")
 LEAST = 10  # photographs
 
 
-def halves(paths: str, images: list[str], other: str,
-           most: int | None = None) -> Callable[[bool], Iterator[Sample]]:
+def halves(paths: str, images: list[str], other: str, most: int | None = None) -> Callable[[bool], Iterator[Sample]]:
     """Return the function that reads photographs to train on (False) or those that are held out (True).
 
     Args:

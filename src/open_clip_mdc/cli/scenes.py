@@ -177,8 +177,7 @@ def world_of(args: argparse.Namespace) -> World:
 
 def run(args: argparse.Namespace) -> None:
     world = world_of(args)
-    build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs,
-          args.masks)
+    build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs, args.masks)
     last = train_shards(world, args.num_train) - 1
     print(f"{args.out}: {args.num_train} training scenes, --train-data '{args.out}/train/{{00000..{last:05d}}}.tar' "
           f"--val-data {args.out}/val/00000.tar")

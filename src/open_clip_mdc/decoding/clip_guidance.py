@@ -83,8 +83,7 @@ class Guide:
             values = (embs * self.image[list(rows)]).sum(1).tolist()
             for row, text, value in zip(rows, texts, values, strict=True):
                 self.known[row][text] = value
-        return torch.tensor([self.known[i][text] for i, text in zip(images, captions, strict=True)],
-                            device=self.device)
+        return torch.tensor([self.known[i][text] for i, text in zip(images, captions, strict=True)], device=self.device)
 
     def similarity(self, text: Tensor) -> Tensor:
         """Return cosines [R] of captions, long [R, L], with their images."""

@@ -35,8 +35,7 @@ BATCH = 32
 class FeatureCache(Features):
     """Patch tokens by image. After `fill`, `pairs` replaces the decoding of images in the first `epochs` epochs."""
 
-    def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor],
-                 epochs: int | None = None):
+    def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor], epochs: int | None = None):
         self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
         self.epochs = epochs or math.inf  # the tower is locked in these
         super().__init__()
