@@ -7,6 +7,7 @@
 This file registers the captioners, reports flags that cannot work, and calls `open_clip_train.main.main`.
 """
 import logging
+import multiprocessing
 import sys
 
 from .data.files import end_when_terminated
@@ -62,7 +63,11 @@ def main(argv: list[str] | None = None) -> int | None:
             sys.exit(f"error: {of_worker(problem)}")
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
         raise Refusal(f"{flag} holds no weights of {args.model}: {first_lines(problem)}") from None
-    finally:  # OpenCLIP sets all loggers to INFO, and PyTorch would log about its compiler at exit
+    finally:
+        for child in multiprocessing.active_children():
+            if not child.daemon:  # that of --remote-sync, for which Python would wait for ever
+                child.terminate()
+        # OpenCLIP sets all loggers to INFO, and PyTorch would log about its compiler at exit.
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch."):
                 logging.getLogger(name).setLevel(logging.WARNING)

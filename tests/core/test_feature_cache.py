@@ -87,6 +87,13 @@ def test_an_image_that_has_a_sample_for_each_caption_is_read_once(tmp_path):
     assert names == [digest(content) for content in contents] and image[:, 0].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_tower_in_16_bit_is_cached_too(data, tmp_path, precision):
+    open_clip_train(*FLAGS, "--epochs", "1", "--precision", precision, "--cache-features", tmp_path / "cache", data=data,
+                    logs=tmp_path)
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
+
+
 def test_two_runs_at_once_share_the_work(data, tmp_path):
     """As a table trains two objectives side by side."""
     flags = (*FLAGS, "--epochs", "1", "--cache-features", str(tmp_path / "cache"))

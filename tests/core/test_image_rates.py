@@ -71,9 +71,10 @@ def test_the_optimizer_has_no_state_of_a_locked_tower_and_is_saved_as_openclip_s
     assert all("lr_scale" not in group for group in saved[3]["param_groups"])
 
 
-def test_the_towers_learning_rate_is_the_scale_times_the_decoders(tmp_path):
+@pytest.mark.parametrize("opt", ["adamw", "timm/lookahead_sgd"])
+def test_the_towers_learning_rate_is_the_scale_times_the_decoders(tmp_path, opt):
     """Adam's first step, weight decay included, is proportional to the rate, and its gradient is that of both runs."""
-    flags = (*SYNTHETIC, "--train-num-samples", "4", "--epochs", "1", "--warmup", "1")
+    flags = (*SYNTHETIC, "--train-num-samples", "4", "--epochs", "1", "--warmup", "1", "--opt", opt)
     open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name) for name, more in (
         ("start", ("--lr", "0")), ("plain", ()), ("scaled", ("--image-lr-scale", "0.25")))))
     start, plain, scaled = (weights(tmp_path, 1, name) for name in ("start", "plain", "scaled"))

@@ -199,6 +199,8 @@ def test_validation_is_of_as_many_samples_as_are_asked_for_whatever_the_batch_si
     model, text, image = tiny_captioner(objective, **mixture), captions([5, 9, 12, 4, 7, 3, 8]), images(7)
     for limit in (2, 3, 5, 9):
         right = nelbo(model, [(image[:limit], text[:limit])], "cpu")
+        number = sum(([5, 9, 12, 4, 7, 3, 8])[:limit]) - min(limit, 7)  # without SOT, and without what fills a block
+        assert right["nelbo_per_caption"] / right["nelbo_per_token"] == pytest.approx(number / min(limit, 7))
         for size in (1, 2, 3, 7):
             batches = zip(image.split(size), text.split(size), strict=True)
             # The relative error of a perplexity is the absolute one of its logarithm, some nats.

@@ -98,6 +98,25 @@ def test_flags_that_change_nothing_are_said_to(csv):
         argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
         return list(check_flags.find_warnings(train.parse(argv)))
     flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--train-num-samples")
+    for more in (("--epochs-cooldown", "1"), ("--lock-image", "--force-patch-dropout", "0.5")):
+        assert f"{more[-2]} has no effect" in warnings("MDC-ViT-Ti-8", *more)[0]
+    assert "--distill-model has no effect" in warnings("ViT-B-32", "--distill-model", "ViT-B-32")[0]
     found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
     assert len(found) == 5 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
     assert not warnings("MDC-ViT-Ti-8") and not warnings("ViT-B-32", "--local-loss", "--gather-with-grad")
+
+
+def test_latest_of_a_run_of_another_model_is_refused_before_anything_of_it_is_written(csv, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    torch.save({"epoch": 1, "state_dict": {}}, tmp_path / "run" / "checkpoints" / "epoch_1.pt")
+    (tmp_path / "run" / "params.txt").write_text("model: MDC-ViT-Ti-8\n")
+    ended = open_clip_train("--resume", "latest", data=csv, logs=tmp_path, model="ARC-ViT-Ti-8", check=False)
+    assert ended.returncode == 2 and "--name run is a run of MDC-ViT-Ti-8, not of --model ARC-ViT-Ti-8" in ended.stderr
+    assert (tmp_path / "run" / "params.txt").read_text() == "model: MDC-ViT-Ti-8\n"
+
+
+def test_a_run_that_ends_early_does_not_wait_for_its_copies_elsewhere(tmp_path, scenes):
+    """OpenCLIP ends the process that copies only after training."""
+    ended = open_clip_train("--val-data", scenes / "val" / "00000.tar", "--dataset-type", "webdataset",
+                            "--remote-sync", tmp_path / "far", "--remote-sync-protocol", "fsspec", logs=tmp_path)
+    assert "NELBO" in ended.stderr

@@ -64,6 +64,12 @@ def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, fo
         assert part.read_text() == left
 
 
+def test_guidance_by_a_drawn_mask_resumes_with_the_same_batches_alone(runs, folder):
+    command = ("--pretrained", runs / "mcd", *PATHS, "--length", "4", "--guidance-scale", "2", "--batch-size")
+    run_interrupted(1, *command, "2")
+    assert "begun with another batch_size" in run(*command, "3")
+
+
 @pytest.mark.parametrize("out", ["c.csv", "c.json"])
 def test_a_file_of_another_kind_resumes_from_the_same_journal(runs, folder, out):
     for number in range(2):

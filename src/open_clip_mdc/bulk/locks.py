@@ -4,6 +4,7 @@ A process that makes FOLDER/NAME holds a lock on the hidden file FOLDER/.NAME.lo
 A lock ends with its process, so it is never stale. If a file is locked, a process makes another one first, and waits
 for locked files at the end. Machines share locks through NFS, Lustre (-o flock), GPFS or CephFS.
 """
+import os
 import sys
 from collections.abc import Callable
 from glob import escape
@@ -33,6 +34,8 @@ def make_once(target: Path, write: Callable[[Path], object], wait: bool) -> bool
             tqdm.write(f"waiting for {target}, which another process is making. If that process hangs, end it, and "
                        "this one continues", file=sys.stderr)
             lock(file.fileno(), wait=True)
+        if not os.fstat(file.fileno()).st_nlink:  # who held it has removed it, and another may hold a new one
+            return make_once(target, write, wait)
         try:
             for rest in target.parent.glob(f".{escape(target.name)}.{'[0-9a-f]' * 12}"):  # of a process that was killed
                 rest.unlink()

@@ -21,7 +21,7 @@ from .check_data import find_data_problem, has_own_keys, is_csv, number_of_proce
 from .configs import has_patch_tower, is_captioner
 from .factory import class_named
 from .openclip import version
-from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, latest_checkpoint, without_settings
+from .runs import PHOTO, PHOTO_MODEL, check_folder, has_latest, latest_checkpoint, read_params, without_settings
 from .trials import find_augmentation_problem, find_list_problem, find_optimizer_problem
 
 # Flags for contrastive training, distillation or a text tower, which a captioner refuses: why, or what to do instead.
@@ -90,6 +90,9 @@ def find_model_problem(args) -> str | None:
     sharded = args.resume and getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))
     if args.resume == "latest" and not args.name:
         return "--resume latest needs --name: give that of the run"
+    if args.resume == "latest" and (run := Path(args.logs, args.name, "params.txt")).exists() and (
+            trained := read_params(run).get("model", args.model)) != args.model:
+        return f"--name {args.name} is a run of {trained}, not of --model {args.model}: give another --name"
     if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(
             args.resume) and not sharded:
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
@@ -269,7 +272,10 @@ def flags_without_effect(args, table: bool) -> Iterator[str]:
     of_captioners = WITHOUT_EFFECT | ({} if contrasts else GATHERED)
     for applies, where, flags in (
             (not args.lock_image, "without --lock-image", {"lock_image_unlocked_groups": 0}),
-            (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False}),
+            (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False,
+                                           "force_patch_dropout": None}),
+            (args.lr_scheduler != "const-cooldown", "without --lr-scheduler const-cooldown", {"epochs_cooldown": None}),
+            (not args.distill_pretrained, "without --distill-pretrained", {"distill_model": None}),
             (table, "on a CSV file", OF_SHARDS), (is_captioner(args.model), "on a captioner", of_captioners)):
         for flag, default in flags.items() if applies else ():
             if getattr(args, flag, default) != default:

@@ -129,8 +129,11 @@ def get_wds_dataset(original, args, preprocess_img, is_train, epoch=0, floor=Fal
     if not has_own_keys(args):
         cache = getattr(preprocess_img, "cache", None)
         read_alike(info, partial(cache.pairs, shared_epoch=info.shared_epoch) if cache else image_pairs)
-    info.dataloader.pipeline[0].pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
-    if is_train:
+    loader = info.dataloader.pipeline[0]
+    loader.pin_memory = str(getattr(args, "device", "cpu")).startswith("cuda")
+    if not is_train:  # several workers would mix shards, and the order says which noise a caption gets
+        loader.num_workers = min(loader.num_workers, 1)
+    else:
         seed_webdataset(info, getattr(args, "seed", 0), getattr(args, "rank", 0))
         need_batches(info, args.train_data)
     return info

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from open_clip import get_input_dtype
 from open_clip_train.data import SharedEpoch
 from open_clip_train.precision import get_autocast
 from PIL import Image
@@ -67,7 +68,8 @@ class FeatureCache(Features):
         tower.eval()
         for names, image in batches(shard, self.transform):
             with get_autocast(precision, device_type=torch.device(device).type)():
-                tokens[len(digests):len(digests) + len(names)] = towers.patch_tokens(tower, image.to(device))
+                tokens[len(digests):len(digests) + len(names)] = towers.patch_tokens(
+                    tower, image.to(device, get_input_dtype(precision)))
             digests += names
         tower.train(training)
         save(file, digests, tokens[:len(digests)])

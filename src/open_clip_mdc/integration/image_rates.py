@@ -83,7 +83,7 @@ def _wrapped_again(model: nn.Module) -> nn.Module:
 @contextmanager
 def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Module, scale: float) -> Iterator[Schedule]:
     ids = set(map(id, tower.parameters()))
-    whole = optimizer.param_groups
+    whole = list(optimizer.param_groups)
 
     def parts(of_tower: bool) -> list[dict]:
         return [{**group, "params": [p for p in group["params"] if (id(p) in ids) == of_tower]} for group in whole]
@@ -98,10 +98,11 @@ def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Modu
         scale_rates()
         return rate
     scale_rates()  # with --skip-scheduler `scaled` is never called
-    optimizer.param_groups = [group for group in decoder + image if group["params"]]  # OpenCLIP logs the first's rate
+    # In place, as timm's lookahead shares the list with the optimizer in it. OpenCLIP logs the rate of the first group.
+    optimizer.param_groups[:] = [group for group in decoder + image if group["params"]]
     try:
         yield scaled
     finally:
         for group, part in zip(whole, decoder, strict=True):
             group.update({name: x for name, x in part.items() if name != "params"})
-        optimizer.param_groups = whole
+        optimizer.param_groups[:] = whole

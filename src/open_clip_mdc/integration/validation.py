@@ -16,6 +16,7 @@ from ..models.captioner import Captioner
 from ..objectives.replace_process import prior_kl
 from ..objectives.times import golden_ratio_points
 from ..text.packing import pack
+from ..text.special_tokens import target_tokens
 from .prefetch import pair
 
 NOISE_SEED = 0
@@ -44,8 +45,9 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32",
         captions = pack(text, corrupted, model.vocab_size).to(device, non_blocking=True)
         with autocast():
             out = model(image, captions)
-        total += (out["token_weight"] * out["token_nll"]).sum().double()
-        num_tokens += out["num_target"].sum().double()
+        rows = len(corrupted.text) // len(text)  # an objective may read a caption in several rows, each a draw
+        total += (out["token_weight"] * out["token_nll"]).sum().double() / rows
+        num_tokens += int(target_tokens(text, model.vocab_size).sum())  # without what fills up a block
         num_samples += len(text)
         if i % 100 == 0:
             logging.info(f"Validation: {num_samples} captions, NELBO {float(total / num_tokens):.4f} nats per token")

@@ -15,33 +15,23 @@ from ..models.interface import Network, TokenLogits
 
 def decoder_calls(network: Network, image: np.ndarray, length: np.ndarray, num_images: int,
                   max_tokens: int) -> Iterator[tuple[np.ndarray, TokenLogits]]:
-    """Split J rows into decoder calls. A call has all rows of several images, or a part of one image's rows.
+    """Split J rows into decoder calls, each with equally many rows of all images.
 
     Args:
         network: for `num_images` images, see `interface.Network`.
         image, length: of each row, long [J]. Images ascend.
-        max_tokens: tokens per call, with padding.
+        max_tokens: tokens per call, with padding. A call has one row of each image, at least.
 
-    Yields the indices of a call's rows, long [R], and the call's `TokenLogits` for texts [R, longest]. All images of a
-    call have the same number of rows: an index of -1 is a row of one token that fills up an image with fewer.
+    Yields the indices of a call's rows, long [R], and the call's `TokenLogits` for texts [R, longest]. An index of -1
+    is a row of one token that fills up an image with fewer rows than the others.
     """
-    # One image more may not exceed the budget, nor the rows that the image with most rows asks of all.
-    rows_per_call = max(1, max_tokens // int(length.max()))
-    images, first, count = np.unique(image, return_index=True, return_counts=True)
-    start = 0
-    while start < len(images):
-        stop = start + 1
-        while stop < len(images) and (stop + 1 - start) * count[start:stop + 1].max() <= rows_per_call:
-            stop += 1
-        # [images, rows], -1 where an image has fewer rows than the others.
-        number = np.arange(count[start:stop].max())
-        rows = np.where(number < count[start:stop, None], first[start:stop, None] + number, -1)
-        step = max(1, rows_per_call // len(rows))
-        # All images need no copy of their keys and values.
-        subset = () if stop - start == num_images else (images[start:stop],)
-        for part in np.split(rows, range(step, rows.shape[1], step), axis=1):
-            yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel(), *subset)
-        start = stop
+    count = np.bincount(image, minlength=num_images)  # [B]
+    number = np.arange(count.max())
+    # [B, rows], -1 where an image has fewer rows than the others.
+    rows = np.where(number < count[:, None], (count.cumsum() - count)[:, None] + number, -1)
+    step = max(1, max_tokens // int(length.max()) // num_images)
+    for part in np.split(rows, range(step, rows.shape[1], step), axis=1):
+        yield part.ravel(), network(np.where(part >= 0, length[part], 1).ravel())
 
 
 def score_draws(network: Network, image: np.ndarray, length: np.ndarray, num_images: int, max_tokens: int,

@@ -173,8 +173,8 @@ def _call_sizes(model: "AnyCaptioner", image_embs: Tensor, captions: Tensor, mem
     streams = 2 if model.objective.order == "blocks" else 1
     # A token is counted as float32 logits and about 16 vectors of the decoder's width (the MLP's hidden layer takes 4).
     token_bytes = streams * (vocab_size * 4 * (1 + scorer.logits) + 16 * width * element)
-    # An image is counted as keys and values of all layers. A scorer that makes its own calls copies those of a call.
-    image_bytes = (2 if scorer.texts is None else 4) * layers * image_embs.shape[1] * width * element
+    # An image is counted as keys and values of all layers.
+    image_bytes = 2 * layers * image_embs.shape[1] * width * element
     if memory_mib is not None:
         budget = memory_mib * MIB
     elif image_embs.device.type == "cuda":

@@ -5,9 +5,9 @@ W decoder width.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -184,16 +184,7 @@ class CaptionReader(nn.Module):
 
     def network(self, image_embs: Tensor) -> Network:
         """Return the function from texts to logits of images with these patch tokens, [B, P, D]."""
-        image_kv = self.text.project_image(image_embs)
-
-        def network(lengths: Sequence[int], images: np.ndarray | None = None, **reading) -> TokenLogits:
-            if images is None:
-                return self.token_logits(image_kv, lengths, **reading)
-            index = torch.from_numpy(images).to(image_kv[0][0].device, non_blocking=True)
-            some = [(k.index_select(0, index), v.index_select(0, index)) for k, v in image_kv]
-            return self.token_logits(some, lengths)
-
-        return network
+        return partial(self.token_logits, self.text.project_image(image_embs))
 
     @property
     def footprint(self) -> Footprint:

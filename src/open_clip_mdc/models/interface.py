@@ -19,8 +19,7 @@ TokenLogits = Callable[..., Tensor]
 
 # (number of tokens of each of R captions, the longest of which is L) -> their `TokenLogits`, such as
 # `Captioner.token_logits` with the keys and values of B images. The lengths and the number M of predicted tokens are
-# known on the CPU, so that no step of an algorithm waits for the device. An optional second argument, an array of image
-# indices, says that the rows belong to these images only. `prefixes.py` also gives `position` and `sight`.
+# known on the CPU, so that no step of an algorithm waits for the device. `prefixes.py` adds `position` and `sight`.
 Network = Callable[..., TokenLogits]
 
 # (text [R, n], parent [R]) -> logits [R, V]. Row r continues row parent[r] of the last call, for key/value caches.
