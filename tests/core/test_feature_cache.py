@@ -89,8 +89,8 @@ def test_an_image_that_has_a_sample_for_each_caption_is_read_once(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_tower_in_16_bit_is_cached_too(data, tmp_path, precision):
-    open_clip_train(*FLAGS, "--epochs", "1", "--precision", precision, "--cache-features", tmp_path / "cache", data=data,
-                    logs=tmp_path)
+    flags = ("--epochs", "1", "--precision", precision, "--cache-features", tmp_path / "cache")
+    open_clip_train(*FLAGS, *flags, data=data, logs=tmp_path)
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
 
 
