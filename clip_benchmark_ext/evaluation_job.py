@@ -50,7 +50,7 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
         if suffix is None:
             raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
         image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
-        yield {name: value for name, value in sample.items() if name in ("cls", "txt") or name.startswith("__")} | {
+        yield {name: value for name, value in sample.items() if name in ("cls", "npy", "txt") or name.startswith("__")} | {
             DECODED: image, NAME: str(read_metadata(sample).get("filename", ""))}
 
 
@@ -85,6 +85,9 @@ class Job(NamedTuple):
     @property
     def common(self) -> dict:
         return {"device": self.args.device, "amp": self.args.amp}
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(torch.device(self.args.device).type, enabled=self.args.amp)
 
     def build(self, split: str, transform: Callable | None = None):
         """Return the data set, with the model's transform unless another is given."""

@@ -63,7 +63,7 @@ def load_hf(name: str, device: str) -> tuple[ForeignCaptioner, Callable[[Image.I
 
     from open_clip_mdc.models.foreign.huggingface import KINDS, HFCaptioner
     source = name.removeprefix(HF)
-    read = {"local_files_only": os.path.isdir(source)}
+    read = {"local_files_only": os.path.isdir(source), "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(source, **read)
         if config.model_type not in KINDS:

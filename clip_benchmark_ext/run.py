@@ -103,6 +103,8 @@ def evaluate(args: Namespace, flags: Flags) -> int:
 
     def describe() -> dict:
         data = {split: fingerprint.of_dataset(job.build(split)) for split in splits if split is not None}
+        if foreign_datasets.kind_of(args.dataset) == "classes" and len(set(data.values())) < len(data):
+            raise ValueError(f"{args.dataset} has the same images for {' and '.join(data)}: give its row a split")
         return results.describe(args, task.arguments, asked, data)
 
     if args.skip_existing and everywhere(output.exists()) and everywhere(results.is_there(output, describe())):

@@ -45,8 +45,9 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
 
 
 def unique_ids(ids: Sequence[str]) -> list[str]:  # shards may have the same keys
-    seen, unique = set(), []
+    unique = {}
     for place, i in enumerate(ids):
-        unique.append(f"{i}#{place}" if i in seen else i)
-        seen.add(i)
-    return unique
+        while i in unique:
+            i += f"#{place}"
+        unique[i] = place
+    return list(unique)

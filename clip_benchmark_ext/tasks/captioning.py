@@ -71,9 +71,8 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
     """
     model, tokenizer, options, device = job.model, job.tokenizer, job.options, job.args.device
     clip_images = clip and job.load_test(clip.transform)
-    autocast = partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
     guided, samples = guides(options), "samples" in options and "select" not in options
-    with autocast():
+    with job.autocast():
         blind = null_image(model, batches, device) if needs_null_image(options, model) else None
     seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
     both = ((i, (read_batch(i, batch, batches), batch, other)) for (i, batch), (_, other) in zip(
@@ -81,7 +80,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
 
     def caption(i: int, one: tuple) -> dict:
         (ids, images, references), batch, other = one
-        with autocast():
+        with job.autocast():
             guide = clip and Guide(clip, read_batch(i, other, clip_images)[1].to(device), tokenizer,
                                    options.get("clip_scale", 0.0))
             kl = [] if guided else None
@@ -176,8 +175,7 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
         "mean_length": scored.mean_length, "reference_mean_length": scored.reference_mean_length,
         "images": len(captions), "word_tokenizer": scored.word_tokenizer,
         "items": {"images": list(captions), "weights": weights,
-                  "values": {**scored.of_images, **values, **of_flaws, **of_images, **of_clip}},
-    }
+                  "values": {**scored.of_images, **values, **of_flaws, **of_images, **of_clip}}}
 
 
 def by_group(saved: Mapping, groups: list[str]) -> dict:

@@ -118,11 +118,10 @@ def no_pixels(image: Image.Image) -> Tensor:
 @torch.inference_mode()
 def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[Answer]], int]:
     """Return the answers by image and the number of questions beyond the context length, on every process."""
-    model, tokenizer, device = job.model, job.tokenizer, job.args.device
+    model, tokenizer, device, found = job.model, job.tokenizer, job.args.device, []
     ask = infill if model.objective.order == "any" else choose
     longest = {kind: max(words, key=lambda word: len(tokenizer.encode(word))) for kind, words in lists.items()}
-    found, autocast = [], partial(torch.autocast, torch.device(device).type, enabled=job.args.amp)
-    with autocast():
+    with job.autocast():
         blind = null_image(model, batches, device)[None]
         for i, batch in own_batches(batches, "cloze"):
             ids, images, references = read_batch(i, batch, batches)

@@ -251,7 +251,7 @@ def class_table(rows: Sequence[dict]) -> str:
 
 
 def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list[float]:
-    """Return for each k <= C the share of rows of logits [N, C] with the target among the k largest.
+    """Return for each k the share of rows of logits [N, C] with the target among the k largest.
 
     Of equal logits the first come first, as in argmax.
     """
@@ -261,7 +261,8 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
 
 def top_1_and_5(logits: Tensor, targets: Tensor, five: bool) -> list:
     """Return `top_k_accuracy` for 1 and 5, or None in place of the latter unless `five`."""
-    return top_k_accuracy(logits, targets, (1, 5)) if five else [*top_k_accuracy(logits, targets, (1,)), None]
+    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5))
+    return [acc1, acc5 if five else None]
 
 
 def run(job: Job, batches: DataLoader) -> dict:

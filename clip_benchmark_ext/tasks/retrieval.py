@@ -119,7 +119,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
     file = Path(feature_path(args.feature_root, key))
 
     def extract() -> tuple[Tensor, Tensor]:
-        with torch.autocast(torch.device(args.device).type, enabled=args.amp):
+        with job.autocast():
             blind = log_likelihood(job.model, None, tokens[None], blind=null(), **options)
             return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
 
@@ -163,7 +163,7 @@ def run(job: Job, batches: DataLoader) -> dict:
         return zeroshot_retrieval.evaluate(model, batches, tokenizer, recall_k_list=args.recall_k, **job.common)
     alpha, spec, shortlist = options.pop("alpha"), options.pop("clip", None), options.pop("shortlist", None)
     clip = clip_models.load(*clip_models.parse(spec), args.device) if spec else None
-    with torch.autocast(torch.device(args.device).type, enabled=args.amp):
+    with job.autocast():
         ids, texts, cosines = read_captions(job, batches, clip)
     flat = [text for own in texts for text in own]
     if max(args.recall_k) > min(len(ids), len(flat)):

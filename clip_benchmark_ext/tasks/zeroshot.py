@@ -120,7 +120,7 @@ def classify(job: Job, batches: DataLoader) -> dict:
         return {**metrics, "scorer": "cosine", "of_classes": of_classes({"cosine": logits}, targets, dataset.classes)}
     options = dict(job.options)
     alpha = options.pop("alpha")
-    with torch.autocast(torch.device(args.device).type, enabled=args.amp):
+    with job.autocast():
         rows, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
             dataset.classes, dataset.templates), args.device, options, alpha)
     metrics = {}

@@ -184,3 +184,7 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
     monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):
         cli.main([*flags(runs, data), *coco])
+
+
+def test_equal_names_get_a_number_that_no_other_has():
+    assert unique_ids(["k", "k", "k#1", "a"]) == ["k", "k#1", "k#1#2", "a"]

@@ -196,6 +196,11 @@ def test_data_sets_of_a_file_of_yours_are_evaluated(runs, tmp_path):
     assert [(row["class"], row["images"]) for row in probed["of_classes"]] == [("jay", 2), ("owl", 2)]
     rows = evaluate(runs, tmp_path, "birds", *own)["of_classes"]
     assert rows[0].keys() == {"class", "images", "plain", "blind", "debiased"}
+    whole = json.loads(json.dumps(OWN))
+    del whole["classes"]["birds"]["columns"]["split"]
+    write(tmp_path / "own.json", whole)
+    with pytest.raises(SystemExit, match="birds has the same images for test and train: give its row a split"):
+        evaluate(runs, tmp_path, "birds", *own, "--task", "linear_probe")
     with pytest.raises(SystemExit, match="no hills-test.jsonl in .* should then hold: ROOT/hills-test.jsonl"):
         evaluate(runs, tmp_path, "holiday/hills", *own)
     with pytest.raises(SystemExit, match="'holiday/see'.*holiday/sea.*give one of holiday/sea, holiday/hills"):
