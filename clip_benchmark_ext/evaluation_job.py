@@ -50,7 +50,7 @@ def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
         if suffix is None:
             raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
         image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
-        yield {name: value for name, value in sample.items() if name in ("cls", "npy", "txt") or name.startswith("__")} | {
+        yield {name: x for name, x in sample.items() if name in ("cls", "npy", "txt") or name.startswith("__")} | {
             DECODED: image, NAME: str(read_metadata(sample).get("filename", ""))}
 
 

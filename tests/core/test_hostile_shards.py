@@ -1,5 +1,6 @@
 """Claims about broken and hostile shards, in every reader."""
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from training import pipeline
 
 import open_clip_mdc
 from clip_benchmark_ext.cli import BENCHMARK
-from open_clip_mdc.data import shards
+from open_clip_mdc.data import paths, shards
 
 COMMAND = "pipe:touch PWNED;echo x.tar"
 
@@ -72,3 +73,16 @@ def test_a_name_that_comes_again_begins_the_next_sample(tmp_path):
     found = [(sample["__key__"], sample.get("png"), sample["txt"]) for sample in shards.read_samples(
         str(tmp_path / "0.tar"))]
     assert found == [("a", b"1", b"one"), ("a", b"2", b"two"), ("b", None, b"b")]
+
+
+@pytest.mark.parametrize("size", [-512, -2048])
+def test_a_negative_size_ends_a_shard_and_is_not_read_for_ever(tmp_path, size):
+    shard, member = tmp_path / "0.tar", tarfile.TarInfo("1.png")
+    member.size = size
+    whole = tar({"0.png": png(1), "0.txt": b"0"})
+    shard.write_bytes(whole[:-1024] + member.tobuf(tarfile.GNU_FORMAT) + bytes(9 * 512))
+    assert paths.count_images([shard]) == 1
+    with pytest.raises(ValueError, match="not a complete tar file"):
+        list(shards.file_names(str(shard)))
+    with pytest.raises(ValueError, match="not a complete tar file"):
+        list(shards.read_samples(str(shard)))

@@ -118,8 +118,10 @@ class Header(Bounded):
 
 
 def files_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members that are files."""
+    """Yield the members that are files. Raises ReadError for a negative size, after which tarfile would go back."""
     for member in archive:
+        if member.size < 0:
+            raise tarfile.ReadError
         if member.isreg():
             yield member
         archive.members.clear()  # otherwise tarfile keeps all of them in memory
