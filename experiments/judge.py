@@ -34,7 +34,7 @@ from open_clip_mdc.data.journal import Journal, check_journal
 from open_clip_mdc.data.outputs import APPENDED, BESIDE
 from open_clip_mdc.data.paths import find_images, formats, is_shard
 from open_clip_mdc.data.shards import Header, TooLarge, check_size, group_by_key, image_member, regroup
-from open_clip_mdc.data.text import read_lines, read_text
+from open_clip_mdc.data.text import read_lines, read_text, unique
 from open_clip_mdc.progress import progress_bar
 
 from . import tool
@@ -129,8 +129,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
         images = _shard_images(path) if shard else {path.stem: Place(path)}
         for key, place in images.items():
             # The captioning task renames a key like this that comes again in a later shard.
-            found.append((f"{key}#{len(found)}" if shard and key in keys else key, place))
-        keys |= images.keys()
+            found.append((unique(key, len(found), keys) if shard else key, place))
     if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
         found = [(str(i), place) for i, (_, place) in enumerate(found)]
     counts = Counter(id for id, _ in found)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from open_clip_mdc.data.captions import text_of
 from open_clip_mdc.data.paths import to_shards
+from open_clip_mdc.data.text import unique
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
@@ -45,9 +46,5 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
 
 
 def unique_ids(ids: Sequence[str]) -> list[str]:  # shards may have the same keys
-    unique = {}
-    for place, i in enumerate(ids):
-        while i in unique:
-            i += f"#{place}"
-        unique[i] = place
-    return list(unique)
+    seen: set[str] = set()
+    return [unique(i, place, seen) for place, i in enumerate(ids)]

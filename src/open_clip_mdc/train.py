@@ -67,8 +67,7 @@ def main(argv: list[str] | None = None) -> int | None:
         for child in multiprocessing.active_children():
             if not child.daemon:  # that of --remote-sync, for which Python would wait for ever
                 child.terminate()
-        # OpenCLIP sets all loggers to INFO, and PyTorch would log about its compiler at exit.
-        for name in list(logging.root.manager.loggerDict):
+        for name in list(logging.root.manager.loggerDict):  # OpenCLIP set all to INFO, and PyTorch logs at exit
             if name.startswith("torch."):
                 logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -11,7 +11,7 @@ from training import pipeline
 
 import open_clip_mdc
 from clip_benchmark_ext.cli import BENCHMARK
-from open_clip_mdc.data import paths, shards
+from open_clip_mdc.data import csv_pairs, images, paths, shards
 
 COMMAND = "pipe:touch PWNED;echo x.tar"
 
@@ -73,6 +73,17 @@ def test_a_name_that_comes_again_begins_the_next_sample(tmp_path):
     found = [(sample["__key__"], sample.get("png"), sample["txt"]) for sample in shards.read_samples(
         str(tmp_path / "0.tar"))]
     assert found == [("a", b"1", b"one"), ("a", b"2", b"two"), ("b", None, b"b")]
+
+
+def test_a_key_that_comes_again_gets_a_name_that_no_other_has(tmp_path):
+    members = [(f"{key}.{suffix}", png(1) if suffix == "png" else b"0") for key in ("a", "a", "a#1") for suffix in (
+        "png", "txt")]
+    (tmp_path / "0.tar").write_bytes(tar(members))
+    names = [name for name, _ in images.named_samples(tmp_path / "0.tar")]
+    assert names[:2] == ["a", "a#1"] and len(set(names)) == 3
+    (tmp_path / "t.csv").write_text("image,caption\na.png,x\na.png,y\na.png#1,z\n")
+    rows = [name for part in csv_pairs.split_csv(tmp_path / "t.csv") for name, *_ in csv_pairs.read_csv(part)]
+    assert rows == ["a.png", "a.png#1", "a.png#1#2"]
 
 
 @pytest.mark.parametrize("size", [-512, -2048])

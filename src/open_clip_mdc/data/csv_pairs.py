@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from .files import check_readable
 from .paths import to_shards
-from .text import HEAD, check_head, decode_text, find_mark, no_text
+from .text import HEAD, check_head, decode_text, find_mark, no_text, unique
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 # Names of an image and of its captions, in a table's header and in JSON. Those of FILE_NAME are relative to the table.
@@ -205,8 +205,7 @@ def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
     """Yield name, path and caption of each image. The name is the image's, with #ROW if it appears again."""
     seen: set[str] = set()
     for number, (_, image, caption) in enumerate(read_part(part)):
-        yield image + f"#{number}" * (image in seen), image_path(image, part.folder), caption
-        seen.add(image)
+        yield unique(image, number, seen), image_path(image, part.folder), caption
 
 
 def read_table(path: str | Path, image: str, caption: str, separator: str) -> list[Row]:

@@ -22,6 +22,7 @@ from .captions import CAPTION_SEPARATOR, captioned, find_apart, text_of, without
 from .files import check_readable
 from .paths import formats, is_shard
 from .shards import image_member, image_suffix, read_samples
+from .text import unique
 from .workers import STUCK, fitting, image_bytes
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tup
     for number, sample in enumerate(read_samples(str(shard))):
         key = sample["__key__"]
         if image_member(sample):
-            yield key + f"#{number}" * (key in keys), sample
-            keys.add(key)
+            yield unique(key, number, keys), sample
         else:
             lacking.append(without_image(sample))
     if lacking and not keys:

@@ -3,7 +3,10 @@ import glob
 import json
 import os
 import re
+import tarfile
+import zlib
 from functools import cache
+from itertools import takewhile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from shlex import quote
 
@@ -154,15 +157,15 @@ def read_sizes(folder: Path) -> dict:
 
 @cache
 def images_in(shard: Path) -> int:
-    """Return the number of keys with an image, by the names in a shard, up to where it may be cut off."""
-    from .shards import file_names  # it imports this module
+    """Return the number of keys with an image, up to a cut or to a negative size, where tarfile would go back."""
     keys = set()
     try:
-        for name in file_names(str(shard)) if shard.is_file() else ():  # no pipe, which can be read once
-            if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
-                folder, _, file = name.rpartition("/")
-                keys.add((folder, file.partition(".")[0]))
-    except (ValueError, OSError):
+        with tarfile.open(shard) as members:
+            for name in (member.name for member in takewhile(lambda member: member.size >= 0, members)):
+                if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
+                    folder, _, file = name.rpartition("/")
+                    keys.add((folder, file.partition(".")[0]))
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
         pass  # who reads the images says so
     return len(keys)
 

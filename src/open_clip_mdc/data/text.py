@@ -12,6 +12,14 @@ MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_
 HEAD = 2 ** 20  # bytes at the beginning that tell what a file is
 
 
+def unique(name: str, number: int, seen: set) -> str:
+    """Return a name that is not in `seen`, and add it: NAME, or NAME#NUMBER if it comes again."""
+    while name in seen:
+        name += f"#{number}"
+    seen.add(name)
+    return name
+
+
 def find_mark(head: bytes) -> bytes:
     """Return the byte order mark at the beginning, or b"" if there is none."""
     return next((mark for mark in MARKS if head.startswith(mark)), b"")

@@ -274,8 +274,6 @@ def flags_without_effect(args, table: bool) -> Iterator[str]:
             (not args.lock_image, "without --lock-image", {"lock_image_unlocked_groups": 0}),
             (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False,
                                            "force_patch_dropout": None}),
-            (args.lr_scheduler != "const-cooldown", "without --lr-scheduler const-cooldown", {"epochs_cooldown": None}),
-            (not args.distill_pretrained, "without --distill-pretrained", {"distill_model": None}),
             (table, "on a CSV file", OF_SHARDS), (is_captioner(args.model), "on a captioner", of_captioners)):
         for flag, default in flags.items() if applies else ():
             if getattr(args, flag, default) != default:

@@ -87,7 +87,7 @@ def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Modu
 
     def parts(of_tower: bool) -> list[dict]:
         return [{**group, "params": [p for p in group["params"] if (id(p) in ids) == of_tower]} for group in whole]
-    decoder, image = parts(False), parts(True)
+    decoder, image = parts(False), parts(True)  # OpenCLIP logs the rate of the first group
 
     def scale_rates() -> None:
         for group in image:
@@ -98,8 +98,7 @@ def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Modu
         scale_rates()
         return rate
     scale_rates()  # with --skip-scheduler `scaled` is never called
-    # In place, as timm's lookahead shares the list with the optimizer in it. OpenCLIP logs the rate of the first group.
-    optimizer.param_groups[:] = [group for group in decoder + image if group["params"]]
+    optimizer.param_groups[:] = [group for group in decoder + image if group["params"]]  # timm's lookahead shares it
     try:
         yield scaled
     finally:
