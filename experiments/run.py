@@ -89,9 +89,10 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
         yield "judge", [Step(f"judge-{captioning.label}--s{seed}", commands.judge(scale, captioning, seed, place, url))
                         for captioning in scale.captioning for seed in seeds]
     if "photos" in names:
-        for objective in ("ARC", "MDC"):
-            for run, seed in commands.evaluated(scale, [photos.run_of(scale, objective)], seeds[:1], place, needed):
-                yield "captions to look at", [Step(f"page-{objective}", commands.page(scale, run, seed, place))]
+        both = [photos.run_of(scale, objective) for objective in ("ARC", "MDC")]
+        found = commands.evaluated(scale, both, seeds[:1], place, needed)
+        for run, seed in found * (len(found) == 2):  # a page shows both
+            yield "captions to look at", [Step(f"page-{run.model[:3]}", commands.page(scale, run, seed, place))]
     if "figure3" in names:
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 

@@ -1,11 +1,12 @@
 """Claims about SCALE=photos: which recipe is chosen, what is trained on which encoder."""
 import open_clip
 import pytest
+from conftest import REPO
 from helpers import dry_run, flags_of, place, write_result
 from test_commands import is_training
 
 from experiments import commands, preflight
-from experiments.report import collect
+from experiments.report import archive, collect
 from experiments.tables import photos, scales
 from open_clip_mdc.integration.patches import register
 
@@ -71,3 +72,12 @@ def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path
     assert [what.removeprefix(f"{tmp_path}/data/") for what in found] == [
         "../encoders/efficientnet_lite0: the weights of the image encoder", "val", "train", "test"]
     assert all("prepare flickr8k" in fetch or "timm" in fetch for fetch in found.values())
+
+
+def test_the_page_of_captions_waits_until_both_models_are_there(tmp_path):
+    """Runs whose results are in the archive have no checkpoint to caption by."""
+    archive.unpack(REPO / "experiments" / "results" / "photos.photographs.tar.xz", tmp_path / "out")
+    next((tmp_path / "out" / "results" / "captioning-caption_length-10").glob("captions*MDC*--s0*.json")).unlink()
+    printed = dry_run("photos", tmp_path, "photos")
+    assert [flags_of(words)["--model"].partition("-")[0] for words in printed if is_training(words)] == ["MDC"]
+    assert not any("--html" in words for words in printed)
