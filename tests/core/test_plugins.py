@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, captions, complaint_of, images, run, tiny_captioner
+from conftest import REPO, VOCAB, captions, complaint_of, images, run, seeded, tiny_captioner
 
 from open_clip_mdc.integration import arguments, configs, plugins
 from open_clip_mdc.integration.patches import register, unregister
 from open_clip_mdc.objectives import OBJECTIVES
+from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.loss import CaptionLoss
+from open_clip_mdc.text.special_tokens import target_tokens
 
 SPAN = REPO / "tests" / "plugin_example" / "span.py"
 MDC = ("python", "-m", "open_clip_mdc")
@@ -109,3 +111,14 @@ def test_twelve_next_steps_of_the_literature_are_objectives_that_train(name, nex
     assert max(grads) > 0
     if name not in ("reward", "teacher"):
         assert sum(losses[-5:]) < 0.7 * sum(losses[:5]), losses
+
+
+def test_the_plugin_of_the_docs_asks_for_every_token_equally():
+    """docs/extend.md says so: the expected weight of a target token is 1, at the ends of a caption, too."""
+    plugins.load_plugin(str(SPAN))
+    text, count = captions([7, 4]), 4000
+    u = (torch.arange(count) + 0.5) / count
+    many = text.repeat_interleave(count, 0)
+    found = OBJECTIVES["span"].corrupt(many, VOCAB, CaptionCfg(), u.repeat(2), seeded(0))
+    mean = found.weight.view(2, count, -1).mean(1)
+    torch.testing.assert_close(mean, target_tokens(text, VOCAB).float(), atol=0.06, rtol=0)

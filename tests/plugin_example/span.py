@@ -9,12 +9,15 @@ from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
 @register_objective("span", corrupt_full_interval=whole_interval)
 def span(text, vocab_size, cfg, u, generator=None):
-    """Hide ceil(t * N) of a caption's N tokens, from a random place on. Each hidden token weighs N / hidden."""
+    """Hide ceil(t * N) of a caption's N tokens, from a random place on. Each hidden token weighs N / hidden.
+
+    A run that reaches the end goes on at the beginning, so that every token is hidden equally often.
+    """
     target = target_tokens(text, vocab_size)
     number = target.sum(1)
     hidden = (sample_t(u, cfg.t_min, cfg.t_max).to(text.device) * number).ceil().clamp(min=1)
-    first = 1 + (torch.rand(len(text), generator=generator) * (number - hidden + 1)).floor()
-    place = torch.arange(text.shape[1])
-    masked = target & (place >= first[:, None]) & (place < (first + hidden)[:, None])
+    first = 1 + (torch.rand(len(text), generator=generator) * number).floor()
+    after = torch.arange(text.shape[1]) - first[:, None]  # [B, L], places behind the first hidden one
+    masked = target & (after % number[:, None] < hidden[:, None])
     weight = masked * (number / hidden)[:, None]
     return NoisedCaptions(text.masked_fill(masked, mask_id(vocab_size)), masked, weight, target, False, hidden / number)
