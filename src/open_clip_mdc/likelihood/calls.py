@@ -49,7 +49,12 @@ def score_draws(network: Network, image: np.ndarray, length: np.ndarray, num_ima
     real = (order >= 0).nonzero()[0]
     where = np.empty(len(real), dtype=int)
     where[order[real]] = real
-    return scores.index_select(0, torch.from_numpy(where).to(scores.device, non_blocking=True))
+    return scores.index_select(0, copier(scores.device)(where))
+
+
+def copier(device: torch.device | str) -> Callable[[np.ndarray], Tensor]:
+    """Return a function that copies an array to the device. The host does not wait for it."""
+    return lambda x: torch.from_numpy(x).to(device, non_blocking=True)
 
 
 def first_of_equal(ids: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..models.interface import Network, TokenLogits
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .calls import first_of_equal, score_draws
+from .calls import copier, first_of_equal, score_draws
 from .draws import draw_masks, estimate
 from .exact import estimated, token_log_prob
 from .scoring import DEFAULT, Likelihood, Scoring
@@ -31,9 +31,7 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
         hidden: bool [J, L], True at masked tokens.
         first: long [J], the first pair whose noised caption is equal. The decoder reads only that one.
     """
-    def to_device(x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).to(device, non_blocking=True)
-
+    to_device = copier(device)
     length = target_tokens(torch.from_numpy(text), vocab_size).sum(1).numpy()[row] + 1  # with SOT, [J]
     read, count = np.unique(first, return_counts=True)  # the pairs that are read, and how many each serves, [D]
     pairs, start = first.argsort(kind="stable"), count.cumsum() - count  # those of a D lie together

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, mask_id, sot_id, target_tokens
-from .calls import decoder_calls
+from .calls import copier, decoder_calls
 from .scoring import Likelihood
 
 
@@ -38,11 +38,7 @@ def parallel(network: Network, text: Tensor, vocab_size: int, max_tokens: int = 
     state, of_caption = np.unique(image[scored] * text.shape[1] + lengths[scored], return_inverse=True)
     of_image, length = state // text.shape[1], state % text.shape[1]  # [J]
     captions = np.split(scored[of_caption.argsort(kind="stable")], np.bincount(of_caption).cumsum()[:-1])
-    per_token = torch.zeros(text.size, device=device)
-
-    def to_device(x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).to(device, non_blocking=True)
-
+    per_token, to_device = torch.zeros(text.size, device=device), copier(device)
     calls = decoder_calls(network, of_image, length + 1, num_images, max_tokens) if len(state) else ()
     for index, token_logits in calls:
         number = np.where(index >= 0, length[index], 0)  # N of each row of the call. Index -1 only fills it up

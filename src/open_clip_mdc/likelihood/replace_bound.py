@@ -19,7 +19,7 @@ from ..models.interface import Network, TokenLogits
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .calls import score_draws
+from .calls import copier, score_draws
 from .draws import Draws, estimate, systematic_sample
 from .exact import estimated
 from .scoring import DEFAULT, Likelihood, Scoring
@@ -58,9 +58,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
 
     Args: `text` is on the CPU, `noise` has N as its keys. The host waits for the device once.
     """
-    def to_device(x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).to(device, non_blocking=True)
-
+    to_device = copier(device)
     lengths, text = target_tokens(text, schedule.vocab_size).sum(1).numpy(), text.numpy()
     num_draws, last = len(next(iter(noise.values())).step), len(schedule.mask) - 1
     # J = captions with tokens * K pairs of a caption (its row in the text) and a draw.
