@@ -124,7 +124,7 @@ def tokenize(is_train: bool):
         for name in ("read_alike", "seed_webdataset", "need_batches"):
             patch.setattr(hooks, name, lambda *args: None)
         hook = hooks.get_wds_dataset(lambda args, preprocess, is_train, epoch, floor, tokenizer: Namespace(
-            dataloader=Namespace(pipeline=[Namespace()]), tokenizer=tokenizer))
+            dataloader=Namespace(pipeline=[Namespace(num_workers=2)]), tokenizer=tokenizer))
         args = Namespace(seed=0, rank=0, device="cpu", train_data="0.tar")
         return hook(args, None, is_train, tokenizer=lambda text: text).tokenizer
 
