@@ -87,6 +87,7 @@ class Job(NamedTuple):
         return {"device": self.args.device, "amp": self.args.amp}
 
     def autocast(self) -> torch.autocast:
+        """Return the context of all forward passes, which does nothing with --no_amp."""
         return torch.autocast(torch.device(self.args.device).type, enabled=self.args.amp)
 
     def build(self, split: str, transform: Callable | None = None):

@@ -48,7 +48,7 @@ def run_ranks(*command: str, check=True) -> list:
 
 
 def pipeline(shards, transform, is_train: bool = True, tokenizer=lambda text: [text], **more):
-    """What open_clip_train makes of shards with the plug-in. `more` are its arguments."""
+    """Return what open_clip_train makes of shards with the plug-in. `more` are its arguments."""
     open_clip_mdc.register(training=True)
     from open_clip_train import data
     given = dict(train_data=str(shards), val_data=str(shards), train_num_samples=1, val_num_samples=None, rank=0,

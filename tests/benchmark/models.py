@@ -19,7 +19,7 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
 
 
 def evaluate(*flags, name: str = "result") -> dict:
-    """The result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
+    """Return the result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
     cli.main(["eval", "--num_workers", "0", "--quiet", "--output", f"{name}.json", *map(str, flags)])
     return json.loads(Path(f"{name}.json").read_text())
 
@@ -50,7 +50,7 @@ def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[st
 
 
 def built(dataset: str, root: Path, task: str, transform=None, **more):
-    """A test set as `clip_benchmark eval` builds it."""
+    """Return a test set as `clip_benchmark eval` builds it."""
     args = dict(dataset=dataset, dataset_root=str(root), task=task, split="test", seed=0, language="en", batch_size=1,
                 annotation_file=None, custom_template_file=None, custom_classname_file=None, wds_cache_dir=None)
     return Job(Namespace(**args | more), Flags(), {}, root).build("test", transform)

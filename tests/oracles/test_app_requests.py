@@ -1,4 +1,4 @@
-"""What `open_clip_mdc app` answers to raw requests that no page sends."""
+"""Claims about what `open_clip_mdc app` answers to raw requests that no page sends."""
 import http.client
 import json
 import re

@@ -1,4 +1,4 @@
-"""What timm and transformers see of one picture file by an export, and OpenCLIP by its own transform."""
+"""Claims about an export: timm and transformers see of a picture file what OpenCLIP's own transform shows."""
 import json
 
 import pytest

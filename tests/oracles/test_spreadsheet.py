@@ -1,4 +1,4 @@
-"""What a spreadsheet makes of a table of ours: no formula."""
+"""Claims about tables in a spreadsheet: no cell is a formula."""
 import json
 import os
 

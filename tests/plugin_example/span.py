@@ -11,7 +11,7 @@ from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 def span(text, vocab_size, cfg, u, generator=None):
     """Hide ceil(t * N) of a caption's N tokens, from a random place on. Each hidden token weighs N / hidden.
 
-    A run that reaches the end goes on at the beginning, so that every token is hidden equally often.
+    The run wraps around at the caption's end, so that every token is hidden equally often.
     """
     target = target_tokens(text, vocab_size)
     number = target.sum(1)
