@@ -154,7 +154,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims compared
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 article table8 views curves photos towers epochs repetition contexts between sentences rates own fair longer
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 article table8 views curves photos tries towers epochs repetition contexts between sentences rates own fair longer
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)
@@ -162,13 +162,14 @@ EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale
 .PHONY: tables $(TABLES) $(ARTICLE)
 # MC-Diffusion's own scale is CUB-200.
 table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
-photos: override SCALE := $(SCALE:scenes=photos)
-photos towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
+photos tries: override SCALE := $(SCALE:scenes=photos)
+photos tries towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
 contexts between: override SCALE := contexts
 sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)
+tries: SEEDS := $(or $(SEEDS),1)
 rates: SEEDS := $(or $(SEEDS),10 11)
 tables $(TABLES) $(ARTICLE): | .venv/installed
 	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter photos,$@),likelihoods)

@@ -37,6 +37,7 @@ TITLES = {
     "article": "Verdicts on the article's claims",
     "mcdiffusion": "Verdicts on MC-Diffusion's claims", "views": "Verdicts on two views",
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
+    "tries": "Other blocks and shares, ARC first, and consensus, on validation photographs",
     "likelihoods": "Which caption or word fits a photograph",
     "towers": "A trained encoder after training by each objective",
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",

@@ -2,6 +2,7 @@
 
     photos       MDC, ARC and two objectives between them by ways of decoding, of which the best is chosen on validation
                  photographs. The encoder is locked, or trained in the last epoch (SCALE=photos-unlocked)
+    tries        what else may caption better, by one training each: other blocks and shares, ARC first, consensus
     likelihoods  which caption or word fits a test photograph, by the same models
     towers       encoders after training by each objective, beside the same encoder when it is locked
     epochs       the same few captions many times. Masked diffusion language models keep learning where autoregressive
@@ -20,6 +21,13 @@ RECIPES = {"MDC": (*(("--caption_length", length) for length in ("8", "10", "12"
            "ARC": (("--num_beams", "1"), ("--num_beams", "6"), ("--num_beams", "6", "--min_length", "9")),
            "Mix": (("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9")),
            "blocks of 4": ((), ("--sampler", "beam"), ("--sampler", "beam", "--min_length", "9"))}
+BEAM, LONG_BEAM = RECIPES["Mix"]
+MODELS = BETWEEN | {"blocks of 2 to 8": "MDC-{}-b2-4-8"}
+# Rows of `tries`: a row of MODELS, which may start as ARC, and how it captions. All take the same number of steps.
+TRIES = {**{f"blocks of {sizes}": (f"blocks of {sizes}", LONG_BEAM) for sizes in (2, 8, "2 to 8")},
+         **{row: (row, LONG_BEAM) for row in ("Mix 25", "Mix", "Mix 75")},
+         "Mix, consensus": ("Mix", (*BEAM, "--temperature", "0.5", "--samples", "8", "--select", "consensus")),
+         **{f"{row} after ARC": (row, RECIPES[row][-1]) for row in ("MDC", "Mix", "blocks of 4")}}
 CHOSEN_BY = "CIDEr"
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)
@@ -28,7 +36,7 @@ BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}
 
 
 def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
-    return Run(BETWEEN[objective].format(scale.backbone), scale.alt, locked=locked)
+    return Run(MODELS[objective].format(scale.backbone), scale.alt, locked=locked)
 
 
 def photos(scale: Scale) -> Iterator[Cell]:
@@ -41,6 +49,17 @@ def photos(scale: Scale) -> Iterator[Cell]:
                     run_of(scale, objective, locked=not scale.free),
                     ("B@4", "METEOR", CHOSEN_BY, "words"), flags, f"{test.label}, {objective}",
                     ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
+
+
+def tries(scale: Scale) -> Iterator[Cell]:
+    """Yield captions of validation photographs. A run that starts as ARC takes half of its steps so."""
+    where = scale.captioning[0]
+    for row, (objective, flags) in TRIES.items() if "tries" in scale.tables else ():
+        run = run_of(scale, objective)
+        if row.endswith("after ARC"):
+            run = run._replace(start=run_of(scale, "ARC")._replace(epochs=0.5))
+        yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY, "words"), flags,
+                                 where=(where.root, where.dataset))
 
 
 def likelihoods(scale: Scale) -> Iterator[Cell]:
@@ -101,4 +120,4 @@ def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None
                xticks=EPOCHS, xticklabels=EPOCHS)
 
 
-TABLES = {"photos": photos, "likelihoods": likelihoods, "towers": towers, "epochs": epochs}
+TABLES = {"photos": photos, "tries": tries, "likelihoods": likelihoods, "towers": towers, "epochs": epochs}
