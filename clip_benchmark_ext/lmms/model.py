@@ -16,7 +16,7 @@ from lmms_eval.api.model import lmms
 from PIL import Image
 from torch import Tensor
 
-from open_clip_mdc.decoding.options import NULL_IMAGES
+from open_clip_mdc.decoding.options import NULL_IMAGES, spread
 from open_clip_mdc.errors import Refusal
 from open_clip_mdc.integration.pretrained import SCORES, load
 
@@ -87,9 +87,8 @@ class OpenClipMdc(lmms):
             return self.blind_images
         if (task, split) not in self.null_images:
             documents = self.task_dict[task][split]
-            spread = range(0, len(documents), max(1, len(documents) // NULL_IMAGES))[:NULL_IMAGES]
             self.null_images[task, split] = self.captioner.mean_image(
-                [picture_of(to_visual(documents[i]), task) for i in spread])
+                [picture_of(to_visual(documents[i]), task) for i in spread(range(len(documents)))[:NULL_IMAGES]])
         return self.null_images[task, split]
 
     def _score(self, requests: Sequence[Instance], captions: list[list[str]]) -> Tensor:

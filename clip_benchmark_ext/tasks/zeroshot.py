@@ -4,7 +4,9 @@ Dimensions: B images, N all images, K classes, T templates, L tokens.
 """
 import logging
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
+from random import Random
 
 import torch
 from clip_benchmark.metrics import zeroshot_classification as upstream
@@ -13,12 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from open_clip_mdc.data import weights
+from open_clip_mdc.decoding.options import MIN_NULL_IMAGES, NULL_IMAGES
 from open_clip_mdc.integration.saving import save_whole
 from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likelihood
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import tokenize_whole
 
-from ..distributed import merge, own_batches
+from ..distributed import merge, own_batches, rank_and_size
 from ..evaluation_job import Job
 from ..foreign_datasets import check_names
 from ..metrics.classes import average_precisions, by_class, map_11_points
@@ -54,12 +57,17 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
     def of_classes(scores: Tensor) -> Tensor:  # [B, K * T] -> [B, K]
         return torch.stack([x.mean(1) for x in scores.cpu().split([len(one) for one in captions], dim=1)], dim=1)
 
-    blind = of_classes(log_likelihood(model, None, tokens[None], blind=null_image(model, dataloader, device),
-                                      **options))
-    results = []
+    results, kept, draw = [], [], Random(0)
     for i, (images, target) in own_batches(dataloader, "zero-shot by likelihood"):
         scores = log_likelihood(model, images.to(device), tokens.expand(len(images), -1, -1), **options)
         results.append((i, (of_classes(scores), torch.as_tensor(target))))
+        kept += zip((draw.random() for _ in images), images, strict=True)
+        kept = sorted(kept, key=itemgetter(0))[:NULL_IMAGES]
+    # Images drawn from all, as data sets are often sorted by class. Each process has its own.
+    null = null_image(model, ((part,) for part in torch.stack([image for _, image in kept]).split(MIN_NULL_IMAGES)),
+                      device)
+    null = torch.stack(merge([(rank_and_size()[0], null.cpu())])).mean(0).to(device)
+    blind = of_classes(log_likelihood(model, None, tokens[None], blind=null, **options))
     plain, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))
     return {"plain": plain, "blind": blind.expand_as(plain),
             "debiased": torch.as_tensor(debiased_score(plain, blind, alpha))}, targets

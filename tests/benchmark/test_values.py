@@ -138,6 +138,17 @@ def test_the_blind_image_is_of_the_first_256_whatever_the_batch_size(runs):
     assert torch.allclose(null_image(model, DataLoader(TensorDataset(pairs), 100), "cpu"), found[0], atol=1e-5, rtol=0)
 
 
+def test_the_blind_image_of_classes_is_drawn_from_all_images_as_sets_are_sorted(runs):
+    model, _, tokenizer = load(str(runs / "mdc"))
+    images = torch.rand(2, 3, 32, 32, generator=torch.manual_seed(0)).repeat_interleave(300, 0)  # two classes
+    loader = DataLoader(TensorDataset(images, torch.arange(2).repeat_interleave(300)), 50)
+    found, _ = likelihood_logits(model, loader, tokenizer, [["a star"], ["a circle"]], "cpu", {"method": "parallel"})
+    text = tokenizer(["a star", "a circle"])[None]
+    both, first = (model.log_likelihood(None, text, "parallel", blind=mean_image(model, [x]))[0]
+                   for x in (images[::300], images[:256]))
+    assert (found["blind"][0] - both).abs().max() < 0.2 * (first - both).abs().max() > 0
+
+
 @pytest.mark.parametrize("name", SCORERS)
 def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blind_and_debiased(runs, tmp_path, name):
     flags, options, alias = SCORERS[name]

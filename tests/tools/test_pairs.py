@@ -155,7 +155,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
 
 
 def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
-    """It is of the first 256 images of all shards: more shards give another one, and other scores."""
+    """It is of 256 images of all shards: more shards give another one, and other scores."""
     alone = ("--pairs", place / "000.tar", "--out", tmp_path / "s")
     assert "give 32 or more by --blind-images" in score(place, *alone, "--top", 1, "--out-shards", tmp_path / "kept")
     assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "plain") is None

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..data.outputs import is_folder
-from ..decoding.options import TooFewImages, check_null_images
+from ..decoding.options import TooFewImages, check_null_images, spread
 from ..errors import number_from
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0, any_project: bool 
 
 def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namespace, limit: int | None = None,
                read: "Reader | None" = None) -> tuple["torch.Tensor", str]:
-    """Average --blind-images, or else the first `limit` readable images of `paths`, into the null image [P, D].
+    """Average --blind-images, or else `limit` readable images of `paths`, into the null image [P, D].
 
     `read` replaces the reading of the images (`image_reader`).
     Returns it with a description that a resumed run compares: the number of images and a hash of their pixels.
@@ -99,6 +99,8 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
     if args.blind_images:
         paths = find_images(args.blind_images, IMAGE_FILES + SHARDS)
         limit = None
+    elif limit:
+        paths = spread(paths)
     names, problems, digest = [], [], hashlib.sha256()
 
     def images():

@@ -5,7 +5,7 @@
 """
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,7 @@ UNCOND = ("null_image", "masked_image")
 SELECT = ("consensus",)
 BEAM = "beam"  # the sampler that searches from left to right
 MASKS = re.compile(r"(?:[\[<［＜]|&lt;)\s*mask\s*(?:[\]>］＞]|&gt;)", re.IGNORECASE)  # how people write [MASK]
-NULL_IMAGES = 256  # images, the first ones, whose mean is the null image
+NULL_IMAGES = 256  # images whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
 LARGEST_SCALE = 1e6  # its product with any log-probability is finite in float32
 COLDEST = 1e-6  # smallest temperature. Any logits can be divided by it
@@ -241,6 +241,11 @@ def needs_null_image(options: Mapping, model) -> bool:
     """Return True if guidance needs a mean image, as the captioner was not trained with zeros for the null image."""
     return guides(options) and (options.get("uncond") or model.caption_cfg.default_uncond) == "null_image" \
         and not model.caption_cfg.condition_zeros
+
+
+def spread(items: Sequence) -> Sequence:
+    """Return NULL_IMAGES items or more, if there are so many, from all over a list, as folders are often sorted."""
+    return items[::max(1, len(items) // NULL_IMAGES)]
 
 
 def check_null_images(count: int, flag: str) -> None:

@@ -189,7 +189,8 @@ class PretrainedCaptioner:
         if text is not None:
             options["text"] = self.masked_text(text, options.get("length"))
         if decoding.needs_null_image(options, self.model) and options.get("blind") is None:
-            options["blind"] = self._null_image(blind_images, images[:decoding.NULL_IMAGES], batch_size)
+            options["blind"] = self._null_image(blind_images,
+                                                  decoding.spread(images)[:decoding.NULL_IMAGES], batch_size)
         elif blind_images is not None:
             raise ValueError("blind_images changes nothing without a guidance_scale other than 1")
         return [row for x in self.batches(images, batch_size) for row in self.decode(x, **options)]
@@ -200,7 +201,7 @@ class PretrainedCaptioner:
         Args:
             options: `text` is a caption to fill in, such as "a [MASK] dog", with one token for each [MASK].
                 `temperature`, `top_k`, `top_p` and `seed` are for sampling. `batch_size` is in images. The mean of
-                `blind_images` is the null image of guidance (default: the first 256 of `images`). All others are those
+                `blind_images` is the null image of guidance (default: 256 of `images`). All others are those
                 of `generate.generate`, such as `tokens_per_step`, `length` (default: "auto" for a model that has
                 learnt the lengths of captions, else 15) or `repeats` (default: "avoid", so that a word stands twice
                 in a row only where the model is sure of it, or where one step reveals both).
