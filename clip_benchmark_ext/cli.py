@@ -66,12 +66,18 @@ OUTPUTS = ("output", "save_clf", "save_captions", "save_coco_results")
 
 
 def check(args: argparse.Namespace, argv: list[str]) -> None:
-    if not any(arg.partition("=")[0] in ("--model", "--pretrained_model") for arg in argv):
+    given = {arg.partition("=")[0] for arg in argv}
+    if given.isdisjoint(("--model", "--pretrained_model")):
         raise ValueError("--model is missing: mdc, arc or another captioner with --pretrained RUN, or a model of "
                          f"OpenCLIP with a tag, such as --model {args.model[0]} --pretrained {args.pretrained[0]}")
     for name, lowest in (("batch_size", 1), ("num_workers", 0)):
         if getattr(args, name) < lowest:
             raise ValueError(f"--{name} {getattr(args, name)} should be at least {lowest}")
+    from .tasks import TASKS
+    others = set().union(*(task.names for task in TASKS.values())) - {"batch_size", "seed", "normalize"}
+    for name in sorted(others - TASKS[args.task].names if args.task != "auto" else ()):
+        if f"--{name}" in given:
+            print(f"warning: --{name} changes nothing for --task {args.task}", file=sys.stderr)
     values = {**vars(args), **args.flags._asdict(), "flags": None}
     for name in OUTPUTS:
         if values.get(name):

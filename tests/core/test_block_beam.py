@@ -87,18 +87,18 @@ class Table:
         self.kept = [self.kept[i] for i in row.tolist()]
 
 
-def best_by_enumeration(table: Table, image: int, size: int, width: int, min_length: int):
-    """The most likely caption in the order of the model's confidence, over all captions of 0 to width - 2 words."""
+def best_by_enumeration(table: Table, image: int, size: int, width: int, min_length: int, longest: int):
+    """The most likely caption in the order of the model's confidence, over all captions of 0 to `longest` words."""
     eot, sot, mask = eot_id(table.vocab), table.vocab - 2, mask_id(table.vocab)
     found = {}
     for words in itertools.chain.from_iterable(itertools.product(range(table.vocab - 2), repeat=n)
-                                               for n in range(min_length, width - 1)):
+                                               for n in range(min_length, longest + 1)):
         text, total = (sot, *words, *[eot] * (width - 1 - len(words))), 0.0
         for start in range(0, width, size):
             end = min(start + size, width)
             if eot in text[:start]:
                 break
-            hidden = [p for p in range(start, end) if 0 < p < width - 1]
+            hidden = [p for p in range(start, end) if 0 < p <= longest]
             while hidden:
                 read = text[:start] + tuple(mask if p in hidden else text[p] for p in range(start, end))
                 log_probs = torch.stack([table.of(image, read, p) for p in hidden]).log_softmax(1)
@@ -109,16 +109,16 @@ def best_by_enumeration(table: Table, image: int, size: int, width: int, min_len
     return [sot, *max(found, key=found.get), eot], found
 
 
-@pytest.mark.parametrize("size, min_length", [(2, 0), (3, 0), (3, 2), (5, 1)])
-def test_a_wide_beam_over_blocks_finds_the_best_of_all_captions_where_greedy_decoding_does_not(size, min_length):
+@pytest.mark.parametrize("size, min_length, width", [(2, 0, 6), (3, 0, 6), (3, 2, 6), (5, 1, 6), (5, 1, 10), (4, 0, 8)])
+def test_a_wide_beam_over_blocks_finds_the_best_of_all_captions_where_greedy_decoding_does_not(size, min_length, width):
     worse = 0
     for seed in range(6):
-        text = fully_masked(torch.tensor([4, 4]), 5)
-        found = search_blocks(Table(seed, rows=400), text, size, 5, 200, min_length)
-        greedy = search_blocks(Table(seed), text, size, 5, 1, min_length)
+        text = torch.nn.functional.pad(fully_masked(torch.tensor([4, 4]), 5), (0, width - 6), value=eot_id(5))
+        found = search_blocks(Table(seed, rows=400), text, size, 5, 200, min_length, 4)
+        greedy = search_blocks(Table(seed), text, size, 5, 1, min_length, 4)
         for image in range(2):
-            best, scores = best_by_enumeration(Table(seed), image, size, 6, min_length)
-            assert found.text[image].tolist() == best + [0] * (6 - len(best))
+            best, scores = best_by_enumeration(Table(seed), image, size, width, min_length, 4)
+            assert found.text[image].tolist() == best + [0] * (width - len(best))
             words = tuple(greedy.text[image, 1:int(caption_lengths(greedy.text, 5)[image]) - 1].tolist())
             worse += scores[words] < max(scores.values()) - 1e-3
     assert worse > 3

@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, product
 from pathlib import Path, PurePath
@@ -30,6 +31,8 @@ OURS, OPEN_CLIPS = ("image", "caption"), ("filepath", "title")
 COLUMNS = tuple(dict.fromkeys((OURS, OPEN_CLIPS, *product(IMAGES[1:], CAPTIONS))))
 SEPARATORS = (",", "\t", ";")
 QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, "none": {}}
+
+csv.field_size_limit(sys.maxsize)  # for the whole process. By default a cell of 131,072 characters is refused
 
 
 class Form(NamedTuple):
@@ -68,12 +71,18 @@ class Lines:
         self.path, self.file, self.count = path, file, count
 
     def __iter__(self) -> Iterator[str]:
-        while line := self.file.readline():
-            self.count += 1
-            try:
+        try:
+            while line := self.file.readline():
+                self.count += 1
                 yield line.decode()
-            except UnicodeDecodeError as problem:
-                raise no_text(self.path, self.count, problem) from problem
+        except UnicodeDecodeError as problem:
+            raise no_text(self.path, self.count, problem) from problem
+        except (EOFError, zlib.error) as problem:
+            raise cut_off(self.path) from problem
+
+
+def cut_off(path: Path) -> ValueError:
+    return ValueError(f"{path} is cut off or damaged: compress it again")
 
 
 def open_table(path: Path) -> BinaryIO:
@@ -90,6 +99,9 @@ def open_table(path: Path) -> BinaryIO:
                 return io.BytesIO(decode_text(file.read(), path).encode())
         file.seek(len(mark))
         return file
+    except (EOFError, zlib.error) as problem:
+        file.close()
+        raise cut_off(path) from problem
     except BaseException:
         file.close()
         raise
@@ -106,7 +118,6 @@ def looks_merged(row: list[str], form: Form) -> bool:
 
 def read_rows(lines: Lines, form: Form) -> Iterator[Row]:
     """Yield rows. Raises ValueError for a row with other numbers of cells than the header, or with an open quote."""
-    csv.field_size_limit(sys.maxsize)  # for the whole process. By default a cell of 131,072 characters is refused
     if form.quotes == "none":
         rows = (line.rstrip("\r\n").split(form.separator) for line in lines)
     else:  # without strict=True an open quote would make all rows after it one cell
@@ -149,7 +160,7 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
     what = f"make shards of it by {to_shards(lines.path)}" if FILE_NAME in names else "its first line should name them"
     if separator not in cells:
         what += f", and commas or tabs separate them, not {separator!r}"
-    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns[:2])}, only {names}"
+    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns[:2])}, only {str(names)[:300]}"
                      f" (separated by {separator!r}): {what}")
 
 

@@ -56,7 +56,7 @@ def rule_out(log_prob: Tensor, place: Tensor, text: Tensor, start: int, end: int
 
 
 def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int, num_beams: int,
-                  min_length: int = 0) -> Decoded:
+                  min_length: int, longest: int) -> Decoded:
     """Search for each image's most likely caption, block by block. One beam is greedy.
 
     The search stops when no beam can overtake the best finished caption. As log-likelihoods only fall, this is exact.
@@ -64,10 +64,10 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
 
     Args:
         reader: predicts tokens of a block, keeps finished blocks, and follows the beams.
-        text: long [B, L]: SOT, masks and EOT.
+        text: long [B, L]: SOT, masks of `longest` words, and EOT to the end of the last block.
     """
     eot, (batch, width) = eot_id(vocab_size), text.shape
-    check_search(min_length, width - 2, num_beams)
+    check_search(min_length, longest, num_beams)
     image = torch.arange(batch, device=text.device)
     text = text.repeat_interleave(num_beams, 0)
     step, log_prob = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device)
@@ -79,7 +79,7 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
 
     for start in range(0, width, size):
         end = min(start + size, width)
-        last = min(end, width - 1)  # SOT and the last EOT are given
+        last = min(end, longest + 1)  # SOT and what follows the words are given
         for number in range(max(start, 1), last):
             place, of_token = best_place(reader, text, start, end, last - number, vocab_size)
             of_token = rule_out(of_token, place, text, start, end, min_length, vocab_size)
@@ -118,4 +118,4 @@ def search_in_blocks(model: Captioner, image: Tensor, options: Search) -> Decode
     reader = BlockReader(model.text, model.text.project_image(model.encode_image_tokens(image)))
     rows = rows_of(model, None, options.length, image.device).expand(len(image), -1)
     return search_blocks(reader, rows, model.caption_cfg.block_sizes[0], model.vocab_size, options.num_beams,
-                         options.min_length)
+                         options.min_length, options.max_length(model.context_length - 2))

@@ -56,13 +56,18 @@ def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor
 
 
 def rows_of(model: Captioner, text: Tensor | None, length: int | str | None, device: torch.device) -> Tensor:
-    """Return the rows to fill in, long [1 or B, L]: a text with gaps, or SOT, masks, and EOT after the most tokens."""
+    """Return the rows to fill in, long [1 or B, L]: a text with gaps, or SOT, masks, and EOT after the most tokens.
+
+    EOT fills whole blocks, as in training, whatever the other texts of the batch.
+    """
+    eot = eot_id(model.vocab_size)
     if text is None:
         most = Search(length=length).max_length(model.context_length - 2)
-        return fully_masked(torch.tensor([most], device=device), model.vocab_size, most)
-    valid = valid_tokens(text, model.vocab_size)
-    text = text.masked_fill(~valid, eot_id(model.vocab_size))
-    return text[:, :int(valid.sum(1).max())].to(device)
+        text = fully_masked(torch.tensor([most], device=device), model.vocab_size, most)
+    else:
+        valid = valid_tokens(text, model.vocab_size)
+        text = text.masked_fill(~valid, eot)[:, :int(valid.sum(1).max())].to(device)
+    return F.pad(text, (0, -text.shape[1] % model.caption_cfg.block_sizes[0]), value=eot)[:, :model.context_length]
 
 
 def caption_in_blocks(model: Captioner, image_embs: Tensor, text: Tensor | None, options: Unmasking,
@@ -92,10 +97,7 @@ def caption_in_blocks(model: Captioner, image_embs: Tensor, text: Tensor | None,
 
     network = guided(network_of)
     rows = rows_of(model, text, options.length, image_embs.device)
-    # Blocks are whole, as in training, whatever the other texts of the batch.
-    size = model.caption_cfg.block_sizes[0]
-    rows = F.pad(rows, (0, -rows.shape[1] % size), value=eot_id(model.vocab_size))[:, :model.context_length]
     # The end of a text with gaps is given.
     forbidden = (sot_id(model.vocab_size),) if text is None else (sot_id(model.vocab_size), eot_id(model.vocab_size))
     rows = rows.expand(len(image_embs), -1).repeat_interleave(options.samples, 0)
-    return unmask_blocks(network, keep, rows, size, model.vocab_size, options, forbidden)
+    return unmask_blocks(network, keep, rows, model.caption_cfg.block_sizes[0], model.vocab_size, options, forbidden)
