@@ -77,7 +77,7 @@ def model_of(args: argparse.Namespace) -> str:
         if not name:
             raise ValueError(f"{args.encoder} does not tell its architecture: give --model, such as "
                              "MDC-small-timm-tf_efficientnet_lite0")
-        if open_clip.get_model_config(name) is None or not is_captioner(name):
+        if not is_captioner(name):
             raise ValueError(f"--model {name} is no captioner: give a name such as MDC-small-ViT-B-32")
         if not objective_of(name).scorers:
             raise ValueError(f"--model {name} can only fill in words: give one that writes captions, as MDC does")

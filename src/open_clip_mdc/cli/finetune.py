@@ -60,11 +60,10 @@ def start_of(args: argparse.Namespace) -> tuple[list[str], PretrainedCaptioner |
     """Return the flags by which open_clip_train starts, and the captioner, or None for an encoder alone."""
     flags = [word for plugin in args.plugin or () for word in ("--plugin", plugin)]
     if args.pretrained_image:
-        import open_clip
         register()
         if args.pretrained != PHOTO or not args.model:
             raise ValueError("--pretrained-image needs --model, the name of the captioner to make, and no --pretrained")
-        if open_clip.get_model_config(args.model) is None or not is_captioner(args.model):
+        if not is_captioner(args.model):
             raise ValueError(f"--model {args.model} is no captioner: give a name such as MDC-ViT-B-32")
         image_source.check(args.pretrained_image, args.model)
         return [*flags, "--model", args.model, "--pretrained-image", args.pretrained_image], None
