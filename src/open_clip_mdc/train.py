@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int | None:
     except FloatingPointError as problem:  # on all ranks: wait for rank 0 to print, as torchrun kills all once one ends
         if world_info_from_env()[1] == 0:
             print(f"error: {problem}", file=sys.stderr, flush=True)
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             dist.barrier()
         sys.exit(1)
     except (ValueError, OSError) as problem:

@@ -47,7 +47,7 @@ class WatchedLoss:
         if self.first_bad is None:
             return
         first = self.first_bad.clone()
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             dist.all_reduce(first, dist.ReduceOp.MIN)
         if int(first) != NEVER:
             raise FloatingPointError(f"the loss is not finite at step {int(first)} of epoch {self.epoch}: {WHAT_TO_DO}")
@@ -58,7 +58,7 @@ def check_weights(model: nn.Module, epoch: int) -> None:
     weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
     local = (x.to_local() if hasattr(x, "to_local") else x for x in weights.values())  # under FSDP2, this rank's part
     finite = torch.stack([x.isfinite().all() for x in local]).int()
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.all_reduce(finite, dist.ReduceOp.MIN)
     bad = [name for name, good in zip(weights, finite.tolist(), strict=True) if not good]
     if bad:

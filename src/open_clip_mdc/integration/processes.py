@@ -34,5 +34,5 @@ def leave_at_exit() -> None:
     has finished (PyTorch's pull request 179291). After an error the group is left alone, as other processes may still
     wait in a collective operation, and to destroy it would wait for them (torchtitan's pull request 1342).
     """
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         atexit.register(dist.destroy_process_group)
