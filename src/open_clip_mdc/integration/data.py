@@ -43,8 +43,7 @@ def seed_noise(*keys: int) -> None:
 
 def worker_id() -> int:
     """Return the number of this data worker, 0 in the main process."""
-    worker = get_worker_info()
-    return 0 if worker is None else worker.id
+    return getattr(get_worker_info(), "id", 0)
 
 
 class SeedEachPass:
@@ -150,10 +149,10 @@ class Cached(NamedTuple):
 
 
 @hook
-def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
+def get_data(original, args, preprocess_fns, **rest):
     """Wrap `open_clip_train.main.get_data`: copy training images to the device as bytes, one batch ahead."""
     if has_other_batches(args):
-        return original(args, preprocess_fns, epoch=epoch, tokenizer=tokenizer, **rest)
+        return original(args, preprocess_fns, **rest)
     cache = None
     train, normalize = split_normalization(preprocess_fns[0])
     if getattr(args, "cache_features", None) and args.train_data:
@@ -167,7 +166,7 @@ def get_data(original, args, preprocess_fns, epoch=0, tokenizer=None, **rest):
         fewest = torch.tensor(args.workers, device=args.device)
         dist.all_reduce(fewest, dist.ReduceOp.MIN)
         args.workers = int(fewest)
-    data = original(args, (train, preprocess_fns[1]), epoch=epoch, tokenizer=tokenizer, **rest)
+    data = original(args, (train, preprocess_fns[1]), **rest)
     for info in data.values():
         loader = getattr(info.dataloader, "pipeline", [info.dataloader])[0]
         loader.timeout = STUCK * (loader.num_workers > 0)
