@@ -151,27 +151,6 @@ def file_names(shard: str) -> Iterator[str]:
         raise ValueError(f"{shard}: {INCOMPLETE}") from problem
 
 
-def training_members(stream: BinaryIO, skip: str | None, handler: Callable[[Exception], bool],
-                     select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> Iterator[dict]:
-    """Yield fname and data of a tar's files as webdataset's reader does, but `check_size` of each first.
-
-    `handler` returns whether to continue after a file that cannot be read.
-    """
-    archive = tarfile.open(fileobj=stream, mode="r|*", tarinfo=Bounded)
-    for member in archive:
-        try:
-            if not member.isreg() or skip is not None and re.match(skip, member.name):
-                continue
-            name = rename(member.name) if rename else member.name
-            if select is None or select(name):
-                check_size(member)
-                yield {"fname": name, "data": archive.extractfile(member).read()}
-                archive.members = []
-        except Exception as problem:
-            problem.args = (f"{problem} @ {stream}",)
-            if not handler(problem):
-                break
-
 
 def split_name(name: str) -> tuple[str | None, str]:
     """Split a member's name into webdataset's key, up to the first dot, and the rest, with its suffix in lower case."""
