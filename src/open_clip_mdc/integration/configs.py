@@ -168,13 +168,12 @@ def timm_base(name: str) -> dict | None:
     """Return the config of timm-NAME, at the image size of timm's encoder NAME, or None if it is not known."""
     if not name.startswith("timm-"):
         return None
-    timm = import_module("timm")
-    known = timm.get_pretrained_cfg(name.removeprefix("timm-"))
-    if known is None or not timm.is_model(name.removeprefix("timm-")):
+    encoder = name.removeprefix("timm-")
+    known = import_module("timm").get_pretrained_cfg(encoder)
+    if known is None:
         return None
     height, width = known.input_size[1:]
-    return {"vision_cfg": {"timm_model_name": name.removeprefix("timm-"),
-                           "image_size": height if height == width else [height, width]},
+    return {"vision_cfg": {"timm_model_name": encoder, "image_size": height if height == width else [height, width]},
             "text_cfg": dict(PAPER_DECODER)}
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import open_clip
+import timm
 import torch
 from open_clip.model import CLIPVisionCfg
 from torch import Tensor
@@ -61,11 +63,15 @@ def locate(source: str) -> Source:
     return Source(source, lambda: weights.tensors(path), told, base, found)
 
 
+def _normalization(encoder: str) -> dict[str, object]:
+    """Return mean and std of the images that timm's encoder was trained on, {} if it is not known."""
+    known = timm.get_pretrained_cfg(encoder)
+    return {"mean": list(known.mean), "std": list(known.std)} if known else {}
+
+
 def _of_timm(source: str) -> Source:
-    import timm
     name = source.removeprefix("timm:")
-    known = timm.get_pretrained_cfg(name)
-    if known is None or not timm.is_model(name):
+    if not (told := _normalization(name)):
         close = close_names(name, timm.list_models())
         raise ValueError(f"--pretrained-image {source}: timm has no such encoder{close}")
 
@@ -76,18 +82,15 @@ def _of_timm(source: str) -> Source:
         except (RuntimeError, OSError, ValueError) as problem:
             raise ValueError(f"--pretrained-image {source}: timm cannot load the weights "
                              f"({str(problem).splitlines()[0][:200]})") from problem
-    return Source(source, read, {"mean": list(known.mean), "std": list(known.std)}, f"timm-{name}",
-                  _traits_of_timm(name))
+    return Source(source, read, told, f"timm-{name}", _traits_of_timm(name))
 
 
 def _traits_of_timm(name: str, options: Mapping | None = None) -> dict[str, object]:
-    import timm
     with torch.device("meta"):
         return tower_weights.traits(timm.create_model(name, **(options or {}) | {"num_classes": 0}))
 
 
 def _config(name: str) -> dict:
-    import open_clip
     config = open_clip.get_model_config(name)
     if config is None:
         raise ValueError(f"it was trained as {name}, which is not a known model")
@@ -123,7 +126,6 @@ def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
             return found["open_clip_config.json"].get("preprocess_cfg", {}), None, _traits_of_config(
                 _config(f"local-dir:{folder}"))
         if isinstance(config.get("architecture"), str):
-            import timm
             of_images, name = config.get("pretrained_cfg", {}), config["architecture"]
             known = timm.is_model(name)
             return ({key: of_images.get(key) for key in ("mean", "std")}, f"timm-{name}" if known else None,
@@ -154,11 +156,7 @@ def normalization(source: str, model_name: str) -> dict[str, object]:
     """
     told = locate(source).normalization
     name = _config(model_name)["vision_cfg"].get("timm_model_name")
-    if told or name is None:
-        return told
-    import timm
-    known = timm.get_pretrained_cfg(name)
-    return {"mean": list(known.mean), "std": list(known.std)}
+    return told if told or name is None else _normalization(name)
 
 
 def load(visual: torch.nn.Module, source: str, model_name: str) -> None:
