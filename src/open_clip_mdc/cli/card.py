@@ -36,7 +36,7 @@ from .. import train
 from ..data.files import write_json
 from ..data.journal import Journal
 from ..integration import image_source
-from ..integration.checkpoints import default_device
+from ..integration.checkpoints import default_device, objective
 from ..integration.configs import is_captioner
 from ..integration.patches import register
 from ..objectives.registry import OBJECTIVES, Objective
@@ -88,7 +88,7 @@ def model_of(args: argparse.Namespace) -> str:
 
 
 def objective_of(model: str) -> Objective:
-    return OBJECTIVES[open_clip.get_model_config(model)["caption_cfg"]["objective"]]
+    return OBJECTIVES[objective(model)]
 
 
 def starts(args: argparse.Namespace, model: str, work: Path) -> dict[str, list[str]]:
@@ -123,9 +123,9 @@ def probe(folder: str) -> Evaluation:
 
 def evaluations(model: str, out: Path, found: list[str]) -> list[Evaluation]:
     """Return what the decoder of each row is asked. `found` are the kinds of pairs that the captions give."""
-    objective, data = objective_of(model), out / "data"
-    repeats = ("--repeats", "avoid") * (objective.order == "any")
-    shortlist = ("--shortlist", "10") * ("parallel" in objective.scorers)
+    known, data = objective_of(model), out / "data"
+    repeats = ("--repeats", "avoid") * (known.order == "any")
+    shortlist = ("--shortlist", "10") * ("parallel" in known.scorers)
     asked = (Evaluation("captions", "captioning", data, ["wds/data"], ("--caption_length", "auto", *repeats)),
              Evaluation("cloze", "cloze", data, ["wds/data"]),
              Evaluation("pairs", "image_caption_selection", data / "pairs", [f"sugar_crepe/{kind}" for kind in found]),
@@ -210,9 +210,8 @@ def fill(args: argparse.Namespace, out: Path, model: str, probes: list[Evaluatio
                 evaluate(one, row, ["--model", flags[1], "--pretrained", str(weights)], out)
                 journal.note({"id": f"{row} {one.name}"})
                 bar.update(1)
-        objective = open_clip.get_model_config(model)["caption_cfg"]["objective"]
         for one in (one for one in probes if one.name not in journal):
-            evaluate(one, f"probes/{one.root.name}", ["--model", objective, "--pretrained", str(captioner)], out)
+            evaluate(one, f"probes/{one.root.name}", ["--model", objective(model), "--pretrained", str(captioner)], out)
             journal.note({"id": one.name})
             bar.update(1)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import open_clip
 import torch
 
 from ..data import weights
 from ..data.captions import warnings_of
 from ..data.shards import find_shards
-from ..data.weights import stored_epoch
 from ..errors import close_names
 from ..models.precision import emulated
 from . import image_source
@@ -68,7 +68,6 @@ NUMBERS = [
 
 def find_model_problem(args) -> str | None:
     """Check that --model, --pretrained and --resume name what is there."""
-    import open_clip
     if args.model == PHOTO:
         return f"--model {PHOTO} is the packaged captioner: give --model {PHOTO_MODEL} --pretrained {PHOTO}"
     if open_clip.get_model_config(args.model) is None:
@@ -112,7 +111,6 @@ def find_number_problem(args) -> str | None:
 
 def find_cache_problem(args) -> str | None:
     """Check --cache-features. The tokens of an image must stay the same while the tower is locked."""
-    import open_clip
     if not getattr(args, "cache_features", None):
         return None
     config = open_clip.get_model_config(args.model)
@@ -205,7 +203,6 @@ def find_captioner_problem(args) -> str | None:
 
 def find_vq_problem(args) -> str | None:
     """Check that the VQ-VAE of the model, if it has one, is trained, and runs as it was trained."""
-    import open_clip
     vq_cfg = open_clip.get_model_config(args.model).get("vq_cfg")
     if vq_cfg is None:
         return None
@@ -247,7 +244,7 @@ def find_warnings(args) -> Iterator[str]:
                f"stays far above that of fp32: give amp_bf16, amp or fp32")
     resumed = latest_checkpoint(Path(args.logs, args.name, "checkpoints")) if (
         args.resume == "latest" and has_latest(args)) else Path(args.resume or "")
-    epoch = stored_epoch(resumed) if resumed.is_file() else None
+    epoch = weights.stored_epoch(resumed) if resumed.is_file() else None
     if args.train_data and epoch is not None and epoch >= args.epochs:
         yield (f"--resume {args.resume} is of epoch {epoch}, so there is nothing to train up to --epochs "
                f"{args.epochs}: give more")

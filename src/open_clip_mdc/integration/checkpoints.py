@@ -6,10 +6,12 @@
 import sys
 from pathlib import Path
 
+import open_clip
 import torch
 
 from ..data.weights import Misfit, tensors
 from ..errors import close_names
+from ..objectives.config import CaptionCfg
 from .configs import is_captioner
 from .patches import register
 from .runs import checked_settings, find, params_file, without_settings
@@ -17,9 +19,6 @@ from .runs import checked_settings, find, params_file, without_settings
 
 def objective(model_name: str) -> str:
     """Return the `caption_cfg.objective` of a captioner's config."""
-    import open_clip
-
-    from ..objectives.config import CaptionCfg
     return CaptionCfg(**open_clip.get_model_config(model_name)["caption_cfg"]).objective
 
 
@@ -28,7 +27,6 @@ def check_length(flag: str, tokens: object, pretrained: str, model_name: str | N
     if not isinstance(tokens, int):
         return
     register()
-    import open_clip
     name, _, args = find(pretrained, model_name)
     config = None if name.startswith("hf-hub:") else open_clip.get_model_config(name)
     if config is None:  # `load` says what it lacks
@@ -48,7 +46,6 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     one line.
     """
     register()
-    import open_clip
     name, weights, args = find(pretrained, model_name)
     own = ":" not in name  # otherwise the config lies beside the weights
     if own and open_clip.get_model_config(name) is None:

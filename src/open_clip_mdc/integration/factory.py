@@ -68,9 +68,8 @@ def get_model_config(original, model_name):
     """Wrap `open_clip.get_model_config`: add captioners and LiT models of any base, and check configs from files."""
     if ":" in model_name:
         return checked_config(original, model_name)
-    config = original(model_name)
     made = (make(model_name, original) for make in configs.MAKERS)
-    return config if config is not None else next(filter(None, made), None)
+    return original(model_name) or next(filter(None, made), None)
 
 
 def checked_config(read, model_name: str) -> dict:
