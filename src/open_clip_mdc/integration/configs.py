@@ -21,6 +21,7 @@ ROWS: dict[str, dict] = {}  # `caption_cfg` by pattern, filled by `add_rows`
 # Its "listed" are the patterns of objectives.json that `open_clip.list_models()` shows.
 VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_text(encoding="utf-8"))
 
+BaseConfig = Callable[[str], dict | None]  # returns a new copy of a base's config by name, or None if it is not known
 CLIP_VOCABULARY = 49408
 PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
 DECODER_KEYS = (*PAPER_DECODER, "mlp_ratio", "norm_kwargs", "tokenizer_kwargs")
@@ -97,7 +98,7 @@ PATTERNS = [(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", any_interval), (rf"BERT-(.+)-r
 PROJECTED: set[str] = set()  # keys of `caption_cfg` whose models project features to the base's `embed_dim`
 
 
-def interval_name(name: str, t_min: float, t_max: float, base_config: Callable[[str], dict | None]) -> str:
+def interval_name(name: str, t_min: float, t_max: float, base_config: BaseConfig) -> str:
     """Return the name of the captioner of the same base with t uniform on an interval and the loss weight 1/t.
 
     The base is called BASE if the name does not contain it, as a folder's name does not.
@@ -112,12 +113,11 @@ def has_image_tower(config: dict) -> bool:
     return "vision_cfg" in config and "genlip_cfg" not in config
 
 
-def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
+def captioner(name: str, base_config: BaseConfig) -> dict | None:
     """Return the config of a captioner's name, such as MDC-ViT-B-32, or None if it is not one.
 
-    `base_config` returns a new copy of a base's config, or None if it is not known. The base timm-NAME is timm's image
-    encoder NAME. small-BASE has a small decoder instead of the paper's (small.json). "/" is read as "-", as in
-    OpenCLIP. Raises ValueError for an impossible interval or ratio.
+    The base timm-NAME is timm's image encoder NAME. small-BASE has a small decoder instead of the paper's (small.json).
+    "/" is read as "-", as in OpenCLIP. Raises ValueError for an impossible interval or ratio.
     """
     name = name.replace("/", "-")
     for base, caption_cfg in readings(name):
@@ -143,7 +143,7 @@ def captioner(name: str, base_config: Callable[[str], dict | None]) -> dict | No
     return None
 
 
-def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
+def with_codes(name: str, base_config: BaseConfig) -> dict:
     """Return the config of a base in VQ_ROWS: that of its own base, with the settings of its row."""
     row = deepcopy(VQ_ROWS[name])
     base = row["base"]
@@ -155,7 +155,7 @@ def with_codes(name: str, base_config: Callable[[str], dict | None]) -> dict:
     }
 
 
-def any_base(name: str, base_config: Callable[[str], dict | None]) -> dict | None:
+def any_base(name: str, base_config: BaseConfig) -> dict | None:
     """Return the config of an OpenCLIP base, of timm-NAME or of small-BASE, or None if it is not known."""
     config = base_config(name) or timm_base(name)
     if config is None and name.startswith("small-"):
