@@ -21,8 +21,10 @@ CHOICES = {"repeats": REPEATS, "select": SELECT, "uncond": UNCOND}
 
 def caption_length(value: str) -> int | str:
     """Parse a number of tokens, or the name of a rule."""
-    if value in LENGTHS or value.lstrip("+-").isdecimal():
-        return value if value in LENGTHS else number_from(1)(value)
+    if value in LENGTHS:
+        return value
+    if value.lstrip("+-").isdecimal():
+        return number_from(1)(value)
     raise ArgumentTypeError(f"{value} is now top" if value == "likely" else
                             f"{value!r} is neither a number of tokens nor {', '.join(LENGTHS)}")
 
