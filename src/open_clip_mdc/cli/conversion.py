@@ -107,9 +107,8 @@ def clip_vision_model(visual: nn.Module) -> "CLIPVisionModel":
         image_size=height, patch_size=visual.patch_size[0], hidden_act=act, layer_norm_eps=visual.ln_post.eps))
     # By timm's names, which every table here leads to and from.
     weights = names.renamed(names.split(names.to_timm(visual.state_dict())), names.CLIP, back=True)
-    for name in ("embeddings.class_embedding", "embeddings.position_embedding.weight"):
-        weights[name] = weights[name].squeeze(0)
     weights["embeddings.class_embedding"] = weights["embeddings.class_embedding"].flatten()
+    weights["embeddings.position_embedding.weight"] = weights["embeddings.position_embedding.weight"].squeeze(0)
     model = model.eval()
     missing, unexpected = getattr(model, "vision_model", model).load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"embeddings.position_ids"}:
