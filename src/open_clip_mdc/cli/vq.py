@@ -178,7 +178,7 @@ def run_fit(args: argparse.Namespace) -> None:
     random.seed(SEED)
     visual, train_transform, transform = tower(args.model)
     decoder = make_decoder(visual.cfg)
-    device = default_device(None)
+    device = default_device()
     visual.to(device)
     decoder.to(device)
     first = list(read_images(shards, transform, args, limit=HELD_OUT))
@@ -196,13 +196,13 @@ def run_fit(args: argparse.Namespace) -> None:
     print(f"{len(images)} held-out images: PSNR {quality.psnr:.2f} dB, {quality.used} of {codes} codes in use "
           f"({quality.used / codes:.0%}), perplexity {quality.perplexity:.1f}")
     print(f"contact sheet, images above their reconstructions: {sheet}")
-    print(f"To train with it: open_clip_train --model {args.model} --pretrained {for_shell(args.out)} ...")
 
 
 def run(args: argparse.Namespace) -> None:
     if args.action == "fit":
-        return run_fit(args)
-    visual, _, _ = tower(args.model)
-    visual.vq.load_state_dict(taming.convert(args.source, args.used, visual.vq.state_dict()))
-    write_vq(visual.vq, args.out)
+        run_fit(args)
+    else:
+        visual, _, _ = tower(args.model)
+        visual.vq.load_state_dict(taming.convert(args.source, args.used, visual.vq.state_dict()))
+        write_vq(visual.vq, args.out)
     print(f"To train with it: open_clip_train --model {args.model} --pretrained {for_shell(args.out)} ...")
