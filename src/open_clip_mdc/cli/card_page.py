@@ -74,8 +74,8 @@ def probes(name: str, own: dict) -> list[dict]:
 
 def write_card(args: argparse.Namespace, out: Path, counts: dict, rows: list[dict]) -> str:
     """Write OUT/index.html, and return the table as Markdown."""
-    page, head = out / "index.html", dict(zip(("measure", *ROWS, "blind", "floor", "cases"), HEAD, strict=True))
-    table = [["" if row[name] is None else str(row[name]) for name in head] for row in rows]
+    page = out / "index.html"
+    table = [["" if value is None else str(value) for value in row.values()] for row in rows]  # in the order of HEAD
     facts = {"Encoder": shown(args.encoder, page), "Decoder": args.model, "Trained on": plural(
         counts["train"], "photograph"), "Tested on": plural(counts["test"], "photograph"), "Seeds": "1"}
     said = {label: json.loads((out / "results" / row / "captions" / "data-captioning.json").read_bytes())["captions"]
