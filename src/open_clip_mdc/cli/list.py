@@ -8,8 +8,8 @@ Tasks and data sets are for its --task and --dataset.
 """
 import argparse
 
-import clip_benchmark_ext.tasks
 from clip_benchmark_ext.datasets.known import KINDS
+from clip_benchmark_ext.tasks import TASKS
 
 from ..integration import configs, plugins
 from ..objectives import OBJECTIVES
@@ -30,18 +30,13 @@ def objectives() -> list[tuple[str, str]]:
 
 
 def tasks() -> list[tuple[str, str]]:
-    rows = []
-    for name, task in clip_benchmark_ext.tasks.TASKS.items():
-        module = f"{clip_benchmark_ext.tasks.__name__}{task.place.partition(':')[0]}"
-        rows.append((name, docstring(module).splitlines()[0]))
-    return rows
+    return [(name, docstring(f"clip_benchmark_ext.tasks{task.place.partition(':')[0]}").splitlines()[0])
+            for name, task in TASKS.items()]
 
 
 def datasets() -> list[tuple[str, str]]:
-    rows = []
-    for kind in ("selection", "captions", "classes", "masked"):
-        rows += [(name, f"{kind}: {', '.join(row.get('subsets', ())) or 'one set'}")
-                 for name, row in KINDS[kind].items()]
+    rows = [(name, f"{kind}: {', '.join(row.get('subsets', ())) or 'one set'}")
+            for kind in ("selection", "captions", "classes", "masked") for name, row in KINDS[kind].items()]
     return [*rows, ("folder", "your images in class folders: DIR/train/CLASS/*.jpg, DIR/test/CLASS/*.jpg"),
             ("wds/NAME", "webdataset shards with classes or captions"),
             ("NAME", "any data set of clip_benchmark, such as cifar10 or imagenet1k")]
