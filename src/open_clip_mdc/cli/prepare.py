@@ -117,13 +117,6 @@ def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str,
     return sizes
 
 
-def report(left_out: list[str], skip: bool, folder: Path, out: str) -> list[str]:
-    if left_out and not skip:
-        refuse(left_out)
-    if left_out:
-        (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
-    return [f"{plural(len(left_out), 'image')} left out: {out}/left_out.txt"] if left_out else []
-
 
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], join: bool, skip: bool) -> None:
     """Write train/, val/ and test/ under `out`, and print how to use them. `out` appears only when it is complete.
@@ -144,7 +137,11 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
             else:
                 write_json(folder / split / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
                 hints[-1] += f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
-        hints += report(left_out, skip, folder, out)
+        if left_out and not skip:
+            refuse(left_out)
+        if left_out:
+            (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
+            hints.append(f"{plural(len(left_out), 'image')} left out: {out}/left_out.txt")
     print("\n".join(hints))
 
 
