@@ -45,14 +45,9 @@ class Source(NamedTuple):
     commands: tuple[str, ...] = ()  # to run by hand after the download, where OUT is the folder
 
 
-def read_sources() -> dict[str, Source]:
-    """Read the data sets of fetch.json."""
-    rows = json.loads((Path(__file__).parent / "fetch.json").read_text(encoding="utf-8"))
-    return {name: Source(row["licence"], tuple(File(**file) for file in row.get("files", ())),
-                         tuple(row.get("commands", ()))) for name, row in rows.items()}
-
-
-SOURCES = read_sources()
+SOURCES = {name: Source(row["licence"], tuple(File(**file) for file in row.get("files", ())),
+                        tuple(row.get("commands", ())))
+           for name, row in json.loads(Path(__file__).with_name("fetch.json").read_bytes()).items()}
 
 
 def is_json(path: Path) -> bool:
