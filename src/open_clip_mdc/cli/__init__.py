@@ -40,8 +40,8 @@ MOVED = {"lengths": "make figure3", "schedule-search": "docs/training.md", "judg
 
 def examples(tool: str) -> str:
     """Return the commands in the docstring of a tool's module, without importing it."""
-    said = docstring(f"{__name__}.{tool.replace('-', '_')}")
-    return "examples:\n" + "\n".join(re.findall(r"^ +(?:open_clip_\w+ |export OPENAI|    -).*", said, re.MULTILINE))
+    said = docstring(f"{__name__}.{tool}")
+    return "examples:\n" + "\n".join(re.findall(r"^ +(?:open_clip_\w+ |    -).*", said, re.MULTILINE))
 
 
 def usage(tool: argparse.ArgumentParser) -> str:
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run a tool. Exits with status 2 and one line on wrong usage or bad input."""
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     args = parse(argv)
-    finish(lambda: import_module(f"{__name__}.{args.tool.replace('-', '_')}").run(args), args, argv)
+    finish(lambda: import_module(f"{__name__}.{args.tool}").run(args), args, argv)
 
 
 def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -> None:
