@@ -64,16 +64,13 @@ def images_of(unit: Unit, kept: dict):
             yield key, suffix, sample[suffix], read_metadata(sample)
 
 
-def keeper(least: float, number: int):
-    return partial(keep, least)
-
 
 def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) -> None:
     least, folder = threshold(tables, args.top), Path(args.out_shards).absolute()
     targets = [folder / f"{table.stem}.tar" for table in tables]
     work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]
     stats, units_of = [], {target: unit for (unit, _, _), target in work}
-    for target in make_each(partial(keeper, least), work, args.jobs):
+    for target in make_each(lambda number: partial(keep, least), work, args.jobs):
         stats.append(read_stats(target))
         check_source(units_of[target], stats[-1].get("source"), target)
         if stats[-1].get("threshold") != least:
