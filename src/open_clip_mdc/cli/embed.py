@@ -11,23 +11,14 @@ LayerNorm.
 Dimensions: P patches, D width.
 """
 import argparse
-from functools import partial
 
 import pyarrow as pa
 import torch
 
 from ..bulk import units as bulk
 from ..data.images import Batch
-from ..integration.pretrained import PretrainedCaptioner
 from .shard_table import table_worker
 from .shared import load_captioner
-
-
-def feature_columns(loaded: PretrainedCaptioner, kind: str, layer: int, batch: Batch) -> dict:
-    with torch.inference_mode(), loaded.autocast():
-        feature = loaded.model.tower.features(batch.image, kind, layer).float().cpu().numpy()
-    feature = feature.astype("float32" if loaded.precision == "fp32" else "float16")
-    return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature)}
 
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
@@ -38,10 +29,17 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
         shape = loaded.model.tower.features(image, args.feature, args.layer).shape[1:]
     layers = loaded.model.tower.num_layers
     layer = args.layer % layers
-    number = pa.float32() if loaded.precision == "fp32" else pa.float16()
+    kind = "float32" if loaded.precision == "fp32" else "float16"
+    number = pa.from_numpy_dtype(kind)
     schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
-    return table_worker(args, loaded, schema, partial(feature_columns, loaded, args.feature, layer),
-                        feature=args.feature, **({"layer": layer} if layer < layers - 1 else {}))
+
+    def columns(batch: Batch) -> dict:
+        with torch.inference_mode(), loaded.autocast():
+            feature = loaded.model.tower.features(batch.image, args.feature, layer).float().cpu().numpy()
+        return {"feature": pa.FixedShapeTensorArray.from_numpy_ndarray(feature.astype(kind))}
+
+    return table_worker(args, loaded, schema, columns, feature=args.feature,
+                        **({"layer": layer} if layer < layers - 1 else {}))
 
 
 def run(args: argparse.Namespace) -> None:
