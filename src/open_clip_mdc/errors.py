@@ -23,9 +23,14 @@ RENAMED = {"guidance_weak": "uncond", "save_probe": "save_clf"}  # old names of 
 TARGETS = ("out", "output", "logs")  # flags that name an output
 
 
+def flag(name: str, style: str = "-") -> str:
+    """Return the flag of an argument's name. `style` joins its words."""
+    return f"--{name.replace('_', style)}"
+
+
 def close_names(name: str, known: Iterable[str]) -> str:
     """Return a question about the known names closest to an unknown one, to add to a message, or ""."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
@@ -155,7 +160,7 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     """
     text = str(problem)
     if isinstance(problem, OptionError):
-        text = re.sub(r"{(\w+)}", lambda found: f"--{found[1].replace('_', style)}", problem.message)
+        text = re.sub(r"{(\w+)}", lambda found: flag(found[1], style), problem.message)
     if re.match(r"Caught \w+ in DataLoader worker", text):  # a traceback, with the reason in its last line
         text = text.strip().splitlines()[-1].partition(": ")[2]
     if isinstance(problem, OSError) and problem.strerror:
@@ -176,9 +181,9 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     if not found or text.startswith("--"):
         return text
     name = min(found)[2]
-    flag = f"--{name.replace('_', style)}"
+    blamed = flag(name, style)
     positional = name in ("paths", "encoder") or name == "shards" and args.tool.endswith(".lengths")
-    return text if flag in text or positional else f"{flag}: {text}"
+    return text if blamed in text or positional else f"{blamed}: {text}"
 
 
 def of_worker(problem: RuntimeError) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..data.outputs import Default
-from ..errors import close_names
+from ..errors import close_names, flag
 from ..integration import decoding_flags as decoding
-from .shared import flag
 
 TABLES = json.loads(Path(__file__).with_name("flags.json").read_bytes())
 FETCHED = TABLES["fetch"][0]["choices"] = tuple(json.loads(Path(__file__).with_name("fetch.json").read_bytes()))

@@ -31,7 +31,7 @@ from .. import train
 from ..data.captions import split_captions
 from ..data.images import Images, batched, read_pairs
 from ..data.journal import Journal
-from ..errors import plural
+from ..errors import flag, plural
 from ..integration import image_source
 from ..integration.checkpoints import default_device
 from ..integration.configs import is_captioner
@@ -73,9 +73,9 @@ def start_of(args: argparse.Namespace) -> tuple[list[str], PretrainedCaptioner |
     if ":" in name:
         raise ValueError(f"--pretrained {args.pretrained} does not tell the name of its model: give the run, or the "
                          "file of weights by --pretrained and the name by --model")
-    for flag in {"force_image_size", "force_context_length"} & found.model_args.keys():
-        size = found.model_args[flag]
-        flags += [f"--{flag.replace('_', '-')}", *map(str, size if isinstance(size, list) else [size])]
+    for setting in {"force_image_size", "force_context_length"} & found.model_args.keys():
+        size = found.model_args[setting]
+        flags += [flag(setting), *map(str, size if isinstance(size, list) else [size])]
     return [*flags, "--model", name, "--pretrained", args.pretrained], loaded
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..data.markdown import markdown_table
 from ..data.text import read_text
+from ..errors import flag
 from ..integration.runs import find, params_file, read_params
 from ..models.captioner import Captioner
 from ..models.towers import tower
@@ -77,7 +78,7 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         open_clip_version=metadata.version("open_clip_torch"),
         licences=", ".join(f"`{name}`" for name in licences),
-        flags=markdown_table(["flag", "value"], [[f"`--{k.replace('_', '-')}`", f"`{v}`"] for k, v in flags.items()])
+        flags=markdown_table(["flag", "value"], [[f"`{flag(k)}`", f"`{v}`"] for k, v in flags.items()])
         if flags else "",
         about=read_text(args.about) if args.about else "",
         results=markdown_table(["data set", "task", "metric", "value"], rows) if rows else "")

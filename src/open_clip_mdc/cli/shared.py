@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..data.outputs import is_folder
 from ..decoding.options import TooFewImages, check_null_images, spread
-from ..errors import number_from
+from ..errors import flag, number_from
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 natural, positive = number_from(0), number_from(1)
 MOST_WORKERS = 16  # per GPU: each worker reads the whole shard to decode its own batches
 
-
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def docstring(module: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from ..data import weights
 from ..data.captions import warnings_of
 from ..data.shards import find_shards
-from ..errors import close_names
+from ..errors import close_names, flag
 from ..models.precision import emulated
 from . import image_source
 from .check_data import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
@@ -79,13 +79,13 @@ def find_model_problem(args) -> str | None:
     if args.pretrained and args.model.startswith(("local-dir:", "hf-hub:")):
         return f"--pretrained {args.pretrained}: --model {args.model} names its own weights: leave one of them out"
     check_folder(args.model)
-    for flag in ("pretrained", "resume"):
-        path = getattr(args, flag)
+    for name in ("pretrained", "resume"):
+        path = getattr(args, name)
         if path and os.path.isfile(path):
             try:
                 weights.check(Path(path))
             except ValueError as problem:
-                return f"--{flag}: {problem}"
+                return f"--{name}: {problem}"
     sharded = args.resume and getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))
     if args.resume == "latest" and not args.name:
         return "--resume latest needs --name: give that of the run"
@@ -100,12 +100,12 @@ def find_model_problem(args) -> str | None:
 
 def find_number_problem(args) -> str | None:
     """Check the range of each flag that takes numbers."""
-    for words, least, most, flags in NUMBERS:
-        for flag in flags:
-            value = getattr(args, flag, None)
+    for words, least, most, names in NUMBERS:
+        for name in names:
+            value = getattr(args, name, None)
             for number in value if isinstance(value, list) else [] if value is None else [value]:
                 if not least <= number <= most:
-                    return f"--{flag.replace('_', '-')} {number} should be {words}"
+                    return f"{flag(name)} {number} should be {words}"
     return None
 
 
@@ -163,12 +163,12 @@ def find_value_problem(args) -> str | None:
     if args.distill_model and args.distill_pretrained and (args.accum_freq > 1 or "coca" in args.model.lower()):
         return (f"--distill-model {args.distill_model} works with --accum-freq 1 only, and with no CoCa: OpenCLIP's "
                 "distillation has neither")
-    for flag, name, known in (
+    for name, value, known in (
             ("device", re.sub(r":\d+$", "", args.device), ("cuda", "cpu", "mps", "xpu", "npu", "hpu")),
             ("opt", re.sub("^timm/.*", "timm/NAME", args.opt.lower()), (*version.OPTIMIZERS, "timm/NAME")),
-            ("lr-scheduler", args.lr_scheduler, ("cosine", "const", "const-cooldown"))):
-        if name not in known:
-            return f"--{flag} {getattr(args, flag.replace('-', '_'))} is not known: give {', '.join(known)}"
+            ("lr_scheduler", args.lr_scheduler, ("cosine", "const", "const-cooldown"))):
+        if value not in known:
+            return f"{flag(name)} {getattr(args, name)} is not known: give {', '.join(known)}"
     device, _, number = args.device.partition(":")
     if device == "cuda" and torch.cuda.is_available() and int(number or 0) >= torch.cuda.device_count():
         return f"--device {args.device}: there are only {torch.cuda.device_count()} GPUs, counted from 0"
@@ -180,13 +180,13 @@ def find_value_problem(args) -> str | None:
 def find_captioner_problem(args) -> str | None:
     """Check flags that only captioners take, and those that captioners do not take."""
     contrasts = getattr(class_named(args.model), "contrasts", False)
-    for flag, instead in NOT_FOR_CAPTIONERS.items():
-        if getattr(args, flag, None) and is_captioner(args.model) and not (contrasts and flag == "siglip"):
-            return f"--{flag.replace('_', '-')} is not supported for the captioner {args.model}: {instead}"
-    for flag, fits in (("image_lr_scale", is_captioner), ("unlock_image_after", is_captioner),
+    for name, instead in NOT_FOR_CAPTIONERS.items():
+        if getattr(args, name, None) and is_captioner(args.model) and not (contrasts and name == "siglip"):
+            return f"{flag(name)} is not supported for the captioner {args.model}: {instead}"
+    for name, fits in (("image_lr_scale", is_captioner), ("unlock_image_after", is_captioner),
                        ("cache_features", has_patch_tower), ("learn_image_bn_stats", has_patch_tower)):
-        if getattr(args, flag, None) is not None and not fits(args.model):
-            return f"--{flag.replace('_', '-')} is for captioners, which {args.model} is not: leave it out"
+        if getattr(args, name, None) is not None and not fits(args.model):
+            return f"{flag(name)} is for captioners, which {args.model} is not: leave it out"
     if contrasts and number_of_processes() > 1 and not (args.gather_with_grad or args.siglip):
         # OpenCLIP's loss would lack the gradients from other processes, and the mean would divide by their number.
         return (f"--model {args.model} on several processes needs --gather-with-grad (and --local-loss, to save "
@@ -272,9 +272,9 @@ def flags_without_effect(args, table: bool) -> Iterator[str]:
             (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False,
                                            "force_patch_dropout": None}),
             (table, "on a CSV file", OF_SHARDS), (is_captioner(args.model), "on a captioner", of_captioners)):
-        for flag, default in flags.items() if applies else ():
-            if getattr(args, flag, default) != default:
-                yield f"--{flag.replace('_', '-')} has no effect {where}"
+        for name, default in flags.items() if applies else ():
+            if getattr(args, name, default) != default:
+                yield f"{flag(name)} has no effect {where}"
 
 
 def warn_of_warmup(args, batches: int) -> None:

@@ -6,13 +6,14 @@ import torch
 from open_clip.transform import image_transform
 from PIL import Image
 
+from ..errors import flag
 from .runs import checked_settings
 
 
 def find_list_problem(args) -> str | None:
     """Check the settings of images, and the factors of sources of shards. Raises ValueError for the former."""
-    for flag, name in (("image_mean", "mean"), ("image_std", "std"), ("force_image_size", "size")):
-        checked_settings({name: getattr(args, flag, None)}, f"--{flag.replace('_', '-')}")
+    for given, name in (("image_mean", "mean"), ("image_std", "std"), ("force_image_size", "size")):
+        checked_settings({name: getattr(args, given, None)}, flag(given))
     factors, sources = args.train_data_upsampling_factors, (args.train_data or "").split("::")
     if factors is None or args.dataset_type == "csv" or sources[0].endswith((".csv", ".tsv")):
         return None
