@@ -9,12 +9,8 @@ import json
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..data.files import new_file
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ROWS = 1024  # in memory at a time
 FORMULAS = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # how they begin in a spreadsheet, in full width, too
@@ -26,14 +22,6 @@ def _in_cell(column: str, value: object) -> object:
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
-def _write_parquet(path: Path, rows: Iterable[dict], schema: "pa.Schema") -> None:
-    from ..bulk.tables import key_of, write_table
-    rows = iter(rows)
-    with write_table(path, schema) as table:
-        while some := list(islice(rows, ROWS)):
-            table.add({name: [key_of(row[name]) if name == "image" else row[name] for row in some]
-                       for name in schema.names})
-
 
 def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: Callable | None = None) -> None:
     """Write the `columns` of rows {column: value}, all or nothing. `schema` makes that of a Parquet table."""
@@ -41,7 +29,12 @@ def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema
     rows = ({name: row[name] for name in columns if name in row} for row in rows)
     with new_file(out) as partial:
         if suffix == ".parquet":
-            return _write_parquet(partial, rows, schema())
+            from ..bulk.tables import key_of, write_table
+            with write_table(partial, schema()) as table:
+                while some := list(islice(rows, ROWS)):
+                    table.add({name: [key_of(row[name]) if name == "image" else row[name] for row in some]
+                               for name in columns})
+            return
         # File names may be any bytes.
         with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             if suffix == ".csv":
