@@ -143,10 +143,9 @@ def create_model(original, model_name, pretrained=None, *args, pretrained_image=
                          pretrained_image_path=pretrained_image_path,
                          force_preprocess_cfg=told | (force_preprocess_cfg or {}), **kwargs)
         own = size and getattr(getattr(model, "visual", None), "image_size", None)
-        if own and _pair(own) != _pair(size):
-            logging.warning("%s was trained on images of %s pixels, and this model takes %s: --force-image-size %s "
-                            "takes the same", pretrained, "x".join(map(str, _pair(size))),
-                            "x".join(map(str, _pair(own))), _pair(size)[0])
+        if own and (trained := _pair(size)) != (takes := _pair(own)):
+            logging.warning("%s was trained on images of %dx%d pixels, and this model takes %dx%d: --force-image-size "
+                            "%d takes the same", pretrained, *trained, *takes, trained[0])
         return model
     if pretrained:
         raise ValueError(f"--pretrained {pretrained} has an image tower already: leave out --pretrained-image")
