@@ -15,11 +15,11 @@ from copy import deepcopy
 from importlib import import_module, resources
 
 FOLDER = resources.files("open_clip_mdc.model_configs")
-GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_text(encoding="utf-8"))
+GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_bytes())
 ROWS: dict[str, dict] = {}  # `caption_cfg` by pattern, filled by `add_rows`
 # Bases for captioners only: the image tower is a frozen VQ-VAE (models/vq.py). A row overrides settings of its "base".
 # Its "listed" are the patterns of objectives.json that `open_clip.list_models()` shows.
-VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_text(encoding="utf-8"))
+VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_bytes())
 
 BaseConfig = Callable[[str], dict | None]  # returns a new copy of a base's config by name, or None if it is not known
 CLIP_VOCABULARY = 49408
@@ -52,7 +52,7 @@ def intervals() -> dict[tuple[float, float], str]:
 def architectures() -> dict[str, dict]:
     """Return the packaged CLIP configs by name: small towers for small data."""
     files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
-    return {f.name.removesuffix(".json"): json.loads(f.read_text(encoding="utf-8")) for f in files}
+    return {f.name.removesuffix(".json"): json.loads(f.read_bytes()) for f in files}
 
 
 def listed() -> list[str]:
@@ -160,7 +160,7 @@ def any_base(name: str, base_config: BaseConfig) -> dict | None:
     config = base_config(name) or timm_base(name)
     if config is None and name.startswith("small-"):
         config = any_base(name.removeprefix("small-"), base_config)
-        return config and config | {"text_cfg": json.loads((FOLDER / "small.json").read_text(encoding="utf-8"))}
+        return config and config | {"text_cfg": json.loads((FOLDER / "small.json").read_bytes())}
     return config
 
 
@@ -190,8 +190,7 @@ def has_patch_tower(model_name: str) -> bool:
 
 def is_captioner(model_name: str) -> bool:
     """Return whether a name is that of a captioner. A model's class may be hidden by DDP or torch.compile."""
-    config = import_module("open_clip").get_model_config(model_name)
-    return "caption_cfg" in (config or {})
+    return "caption_cfg" in (import_module("open_clip").get_model_config(model_name) or {})
 
 
 # Functions (name, `base_config`) that return the config of a name, or None. The first that knows a name makes it.
