@@ -27,7 +27,7 @@ class CsvImages(CsvDataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
         first, tries = None, min(MOST_TRIED, len(self.images))
-        for place in (index, *(other % len(self.images) for other in range(index + 1, index + tries))):
+        for place in (other % len(self.images) for other in range(index, index + tries)):
             try:
                 image = decode_image(image_path(self.images[place]))
                 break
