@@ -65,7 +65,7 @@ def load_captioner(args: argparse.Namespace, number: int = 0, any_project: bool 
         args.batch_size = 128 if on_cuda else 32
     if getattr(args, "workers", 0) is None:
         args.workers = max(1, min(MOST_WORKERS if on_cuda else 2, ((os.cpu_count() or 1) - 1) // jobs))
-    if device == "cuda" and torch.cuda.is_available():
+    if device == "cuda":
         device = f"cuda:{number % torch.cuda.device_count()}"
         torch.cuda.set_device(device)  # a thread that pins memory would make a context on the first one
     if jobs > 1:
