@@ -52,9 +52,9 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     config["quick_gelu"] = any(isinstance(module, QuickGELU) for module in model.modules())
     if model.logit_bias is not None:  # trained with --siglip
         config["init_logit_bias"] = float(model.logit_bias)
-    if "bpe_path" in config["text_cfg"].get("tokenizer_kwargs", {}):
-        name = Path(config["text_cfg"]["tokenizer_kwargs"]["bpe_path"]).name
-        config["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = name
+    options = config["text_cfg"].get("tokenizer_kwargs", {})
+    if "bpe_path" in options:
+        options["bpe_path"] = name = Path(options["bpe_path"]).name
         write_merges(folder / name, loaded.tokenizer.bpe_ranks)
     preprocess = {k: model.visual.preprocess_cfg[k] for k in ("mean", "std", "interpolation", "resize_mode")}
     (folder / "open_clip_config.json").write_text(
