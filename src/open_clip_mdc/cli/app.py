@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 
 from ..data.images import open_image
-from ..data.paths import IMAGE_FILES, find_images
+from ..data.paths import find_images
 from ..decoding.attention_maps import light, word_maps
 from ..decoding.lengths import default_length
 from ..decoding.options import readable
@@ -236,7 +236,7 @@ def run(args: argparse.Namespace) -> None:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder, "HF_HUB_OFFLINE": "1"}
         loaded = load_captioner(args)
         loaded.model.check_attention()
-        blind = loaded.mean_image(find_images(args.blind_images, IMAGE_FILES)) if args.blind_images else None
+        blind = loaded.mean_image(find_images(args.blind_images)) if args.blind_images else None
         page = build(Demo(loaded, blind))
         address = launch(page, server_name=args.host, server_port=args.port)[1]
         print(f"Open {address} in your browser. Ctrl+C ends it.", flush=True)

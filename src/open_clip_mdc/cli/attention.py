@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from ..data.images import Images, data_url, encode_png
-from ..data.paths import IMAGE_FILES, SHARDS, find_images
+from ..data.paths import ANY_IMAGES, find_images
 from ..decoding.attention_maps import light, principal_components, word_maps
 from ..decoding.options import readable
 from ..errors import complain, complain_of_none, plural
@@ -47,7 +47,7 @@ def card(name: str, row: dict, image: str, colours: str, overlays: list[str]) ->
 
 def run(args: argparse.Namespace) -> None:
     check_length(args)
-    paths = find_images(args.paths, IMAGE_FILES + SHARDS)
+    paths = find_images(args.paths, ANY_IMAGES)
     loaded = load_captioner(args)
     model, options = loaded.model, {}
     model.check_attention()

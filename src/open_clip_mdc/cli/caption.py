@@ -30,7 +30,7 @@ from ..data.fingerprint import fingerprint
 from ..data.image_ids import coco_results, read_image_ids
 from ..data.images import Batch, Images
 from ..data.outputs import is_folder
-from ..data.paths import IMAGE_FILES, SHARDS, find_images
+from ..data.paths import ANY_IMAGES, find_images
 from ..decoding import options as decoding
 from ..decoding.clip_guidance import TOP_K, Clip, Guide
 from ..decoding.lengths import default_length
@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> None:
     if is_folder(args.out):
         from ..bulk import units
         return units.run(args, worker)
-    paths = find_images(args.paths, IMAGE_FILES + SHARDS)
+    paths = find_images(args.paths, ANY_IMAGES)
     others = read_captions(args.compare, shown(args.compare, args.html)) if args.compare else {}
     coco = Path(args.out).suffix.lower() == ".json"
     ids = read_image_ids(paths, args.limit) if coco else {}  # fail before the long work

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.cache import name_of
 from ..data.features import Features, digest, place_of, save
 from ..data.images import Images, Source, as_it_is, open_image
-from ..data.paths import IMAGE_FILES, SHARDS, count_images, find_images
+from ..data.paths import ANY_IMAGES, count_images, find_images
 from ..integration.pretrained import PretrainedCaptioner
 from ..models.towers import patch_tower
 from ..progress import progress_bar
@@ -34,10 +34,8 @@ class ByContent(Images):
 
 def hash_of(source: Path | BytesIO | ValueError) -> bytes | None:
     """Return the hash of an image's bytes, None if it cannot be read: `open_image` says why."""
-    if isinstance(source, ValueError):
-        return None
     try:
-        return digest(source)
+        return None if isinstance(source, ValueError) else digest(source)
     except (ValueError, OSError):
         return None
 
@@ -63,7 +61,7 @@ def image_reader(args: argparse.Namespace, loaded: PretrainedCaptioner, paths: l
     place = place_of(Path(args.cache_features), patch_tower(loaded.model), loaded.transform, loaded.precision)
     features = Features(sorted(place.glob("*.safetensors")))
     if args.blind_images:
-        paths = [*paths, *find_images(args.blind_images, IMAGE_FILES + SHARDS)]
+        paths = [*paths, *find_images(args.blind_images, ANY_IMAGES)]
     images = ByContent(paths, loaded.to_bytes, args.batch_size, known=features)
     with progress_bar(total=count_images(paths), what="images to encode") as bar:
         for batch in images.loader(args.workers):

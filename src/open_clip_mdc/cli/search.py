@@ -31,7 +31,7 @@ import torch.nn.functional as F
 
 from ..data.fingerprint import fingerprint
 from ..data.images import Batch, Images, open_image, read_images
-from ..data.paths import IMAGE_FILES, SHARDS, find_images
+from ..data.paths import ANY_IMAGES, find_images
 from ..decoding.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
 from ..decoding.options import NULL_IMAGES
 from ..errors import complain, complain_of_none, plural
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
     if args.shortlist and args.shortlist < args.top:
         raise ValueError(f"--shortlist {args.shortlist} should be at least --top {args.top}")
     sentences = read_sentences(args.sentence)
-    paths = find_images(args.paths, IMAGE_FILES + SHARDS)
+    paths = find_images(args.paths, ANY_IMAGES)
     loaded = load_captioner(args)
     text = tokenize_whole(sentences, loaded.tokenizer, loaded.model.context_length)
     if args.shortlist and not args.clip and "parallel" not in loaded.model.objective.scorers:

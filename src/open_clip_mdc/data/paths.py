@@ -23,6 +23,7 @@ IMAGE_FILES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
 # Images that cannot be read. They are reported if a folder holds them, as users may expect them to be read.
 UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".tga", ".ico")
 SHARDS = (".tar", ".tar.gz", ".tgz")
+ANY_IMAGES = IMAGE_FILES + SHARDS  # files that hold images
 TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # those that `open_clip_mdc prepare shards` reads
 COUNTED = 8  # shards of unknown size whose members are counted before the work. The others are taken for like them
 # Other files that users give where images or shards are expected.
