@@ -32,8 +32,7 @@ def main(argv: list[str] | None = None) -> int | None:
     from open_clip_train.distributed import world_info_from_env
     from open_clip_train.main import main as train
     args = parse(argv)
-    problem = find_problem(args)
-    if problem:
+    if problem := find_problem(args):
         raise Refusal(problem)
     if world_info_from_env()[1] == 0:  # logging would make OpenCLIP print each line twice
         for warning in find_warnings(args):

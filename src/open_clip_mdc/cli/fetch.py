@@ -135,8 +135,7 @@ def download(file: File, folder: Path) -> Path:
                     raise OSError(f"{file.url} broke off {TRIES} times at byte {size}: run the same command to resume "
                                   f"({problem})") from problem
                 time.sleep(tries)
-    problem = find_problem(file, part, length)
-    if problem:
+    if problem := find_problem(file, part, length):
         part.unlink()
         raise ValueError(f"{file.url} {problem}: it was removed, run the same command to fetch it again")
     os.replace(part, target)

@@ -215,8 +215,7 @@ def read_folder(folder: Path, images: Sequence[str], key: str) -> Iterable[Sampl
     below = [Path(name) for name in files_below(folder)]
     below = [path for path in below if not is_hidden(str(path.relative_to(folder)))]
     files = [path for path in below if path.is_file()]  # leaves out a link to /dev/zero
-    tables = [path for path in files if path.name in ("metadata.csv", "metadata.jsonl")]
-    if tables:
+    if tables := [path for path in files if path.name in ("metadata.csv", "metadata.jsonl")]:
         if len({path.parent for path in tables}) < len(tables):
             raise ValueError(f"{tables[0].parent} has metadata.csv and metadata.jsonl: remove one")
         found = [[sample._replace(name=str(table.parent.relative_to(folder) / sample.name)) for sample in

@@ -47,8 +47,7 @@ def run(args: argparse.Namespace, worker: Worker) -> None:
             check_kind(path)
             raise ValueError(f"--pairs {path} is an image without a caption: {GIVE}")
         units += split_csv(Path(path)) if path.lower().endswith(TABLES) else find_units([path])
-    folders = [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]
-    if folders:
+    if folders := [unit for unit in units if isinstance(unit, Path) and unit.is_dir()]:
         raise ValueError(f"--pairs {folders[0]} holds no shard: if its images have captions, make shards of them by "
                          f"{to_shards(folders[0])}")
     tables, skipped, count = write_all(units, args, worker)

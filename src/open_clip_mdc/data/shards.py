@@ -41,8 +41,7 @@ def as_file(shard: str) -> str:
 def find_shards(pattern: str) -> list[str]:
     """Expand a pattern of shards as OpenCLIP does: {000..009} and A::B. Raises FileNotFoundError if one is missing."""
     shards = expand_urls(pattern)
-    missing = [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]
-    if missing:
+    if missing := [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]:
         raise FileNotFoundError(f"{missing[0]}: no such shard ({len(missing)} of {len(shards)} of {pattern} missing)")
     return shards
 

@@ -60,7 +60,6 @@ def check_weights(model: nn.Module, epoch: int) -> None:
     finite = torch.stack([x.isfinite().all() for x in local]).int()
     if dist.is_initialized():
         dist.all_reduce(finite, dist.ReduceOp.MIN)
-    bad = [name for name, good in zip(weights, finite.tolist(), strict=True) if not good]
-    if bad:
+    if bad := [name for name, good in zip(weights, finite.tolist(), strict=True) if not good]:
         raise FloatingPointError(f"{len(bad)} weights ({bad[0]}, ...) are not finite after the last step of epoch "
                                  f"{epoch}: {WHAT_TO_DO}")

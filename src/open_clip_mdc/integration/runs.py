@@ -65,8 +65,7 @@ def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
     epochs = {path: stored_epoch(path) for path in paths}  # None if it cannot be read
     expected = max(paths, key=by_name)
     best = max(paths, key=lambda path: (-1 if epochs[path] is None else epochs[path], by_name(path)))
-    over = [path for path in paths if path != best and (path == expected or epochs[path] is None)]
-    if over:
+    if over := [path for path in paths if path != best and (path == expected or epochs[path] is None)]:
         told = ", ".join(f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})"
                          for path in over)
         # OpenCLIP sets up logging only later.
@@ -82,8 +81,7 @@ def params_file(checkpoint: Path) -> Path:
 def read_params(path: Path) -> dict[str, str]:
     """Return the `name: value` lines of the params.txt that open_clip_train writes."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        pairs = (line.split(": ", 1) for line in file.read(MOST_PARAMS).splitlines() if ": " in line)
-        return dict(pairs)
+        return dict(line.split(": ", 1) for line in file.read(MOST_PARAMS).splitlines() if ": " in line)
 
 
 def literal(text: str):
