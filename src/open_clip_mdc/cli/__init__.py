@@ -47,9 +47,10 @@ def examples(tool: str) -> str:
 def usage(tool: argparse.ArgumentParser) -> str:
     """Return the usage line: required arguments only, as the options follow in groups."""
     needed = []
-    for action in (action for action in tool._actions if action.required):
-        value = action.metavar or action.dest.upper()
-        needed += [*action.option_strings[:1], value if action.nargs is None else f"{value} [{value} ...]"]
+    for action in tool._actions:
+        if action.required:
+            value = action.metavar or action.dest.upper()
+            needed += [*action.option_strings[:1], value if action.nargs is None else f"{value} [{value} ...]"]
     return " ".join([tool.prog, "[options]", *needed])
 
 

@@ -206,14 +206,17 @@ def fill(args: argparse.Namespace, out: Path, model: str, probes: list[Evaluatio
                             results=[], out=str(captioner), push=None))
                 journal.note({"id": f"{row} decoder"})
             weights = checkpoint(out / WORK / row, EPOCHS)
-            for one in (one for one in asked if f"{row} {one.name}" not in journal):
-                evaluate(one, row, ["--model", flags[1], "--pretrained", str(weights)], out)
-                journal.note({"id": f"{row} {one.name}"})
+            for one in asked:
+                if f"{row} {one.name}" not in journal:
+                    evaluate(one, row, ["--model", flags[1], "--pretrained", str(weights)], out)
+                    journal.note({"id": f"{row} {one.name}"})
+                    bar.update(1)
+        made = ["--model", objective(model), "--pretrained", str(captioner)]
+        for one in probes:
+            if one.name not in journal:
+                evaluate(one, f"probes/{one.root.name}", made, out)
+                journal.note({"id": one.name})
                 bar.update(1)
-        for one in (one for one in probes if one.name not in journal):
-            evaluate(one, f"probes/{one.root.name}", ["--model", objective(model), "--pretrained", str(captioner)], out)
-            journal.note({"id": one.name})
-            bar.update(1)
 
 
 def run(args: argparse.Namespace) -> None:
