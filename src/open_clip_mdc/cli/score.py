@@ -100,11 +100,11 @@ def score_columns(loaded: PretrainedCaptioner, blind: torch.Tensor | None, alpha
             score = log_likelihood(model, batch.image[some], text).cpu()
             prior = log_likelihood(model, None, text, blind=blind).cpu() if blind is not None else None
         count = caption_lengths(text, model.vocab_size).cpu() - 1
-        values = score[..., None].tolist() if prior is None else torch.stack(
-            (score, prior, score - alpha * prior), -1).tolist()
+        columns = [score] if prior is None else [score, prior, score - alpha * prior]
+        values, lacking = torch.stack(columns, -1).tolist(), [None] * (3 - len(columns))
         for row, i in enumerate(some):
             for c, caption in enumerate(fits[i]):
-                found[i, caption] = (*values[row][c], *[None] * (3 - len(values[row][c])), int(count[row, c]))
+                found[i, caption] = (*values[row][c], *lacking, int(count[row, c]))
     rows = [(key, caption, *found.get((i, caption), (None,) * 4))
             for i, (key, own) in enumerate(zip(batch.names, captions, strict=True)) for caption in own]
     return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
