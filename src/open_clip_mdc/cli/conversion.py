@@ -130,8 +130,7 @@ class ImageEncoder(nn.Module):
 
 def exported_program(model: Captioner) -> torch.export.ExportedProgram:
     """Return `ImageEncoder` as a graph for any batch size. Only torch is needed to run it."""
-    # The graph holds for any number of images.
-    batch = torch.export.Dim("batch", min=1)
     image = torch.zeros(2, 3, *model.visual.image_size, device=next(model.parameters()).device)
     whole = ImageEncoder(model).eval().to(memory_format=torch.contiguous_format)  # or torch.export warns of each weight
-    return torch.export.export(whole, (image,), dynamic_shapes=({0: batch},))
+    # The graph holds for any number of images.
+    return torch.export.export(whole, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))

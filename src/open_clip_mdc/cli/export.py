@@ -200,8 +200,7 @@ def run(args: argparse.Namespace) -> None:
         done = write_all(loaded, model_name, args.to, folder)
         if args.half:
             weights.halve(folder / "open_clip_model.safetensors")
-        licences = copy_licences(args, folder)
-        card = model_card(loaded.model, args, done, licences)
+        card = model_card(loaded.model, args, done, copy_licences(args, folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in filter(Path.is_file, folder.rglob("*")):
             path.chmod(0o644)  # safetensors makes files that only their owner can read

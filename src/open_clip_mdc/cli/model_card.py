@@ -2,7 +2,6 @@
 import argparse
 import json
 import re
-from collections.abc import Sequence
 from importlib import metadata, resources
 from numbers import Number
 from pathlib import Path
@@ -59,8 +58,7 @@ def map_layout(visual: nn.Module) -> str:
     return ".flatten(2).mT" if visual.channels_first else ".flatten(1, -2)"
 
 
-def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str],
-               licences: Sequence[str] = ()) -> str:
+def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str], licences: list[str]) -> str:
     name, weights, _ = find(args.pretrained, args.model)
     flags, rows = training_flags(weights), result_rows(args.results)
     rows_of_patches, columns = tower(model.tower.core).grid

@@ -81,8 +81,8 @@ def _write_probe(root: Path, name: str, split: str, world: World, count: int) ->
         for index in range(count):
             rng = world.rng(f"{name}-{split}", index)
             scene, label = probe.draw(world, rng)
-            image = encode_png(render(scene, world.pixels, rng))
-            writer.write({"__key__": f"{split}{index:07d}", "png": image, "cls": str(label)})
+            writer.write({"__key__": f"{split}{index:07d}", "png": encode_png(render(scene, world.pixels, rng)),
+                          "cls": str(label)})
             yield
     (root / name / split / "nshards.txt").write_text("1")
     (root / name / "classnames.txt").write_text("\n".join(probe.classes))
