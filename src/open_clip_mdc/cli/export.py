@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from ..data import weights
 from ..data.files import new_folder
+from ..data.images import Transform
 from ..data.paths import for_shell
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, load
@@ -118,7 +119,7 @@ DESTINATIONS = {"open_clip": write_open_clip, "timm": write_timm, "transformers"
 
 @torch.no_grad()
 def compare(loaded: PretrainedCaptioner, tokens: Callable[[Tensor], Tensor],
-            feature: Callable[[Tensor], Tensor] | None = None, pixels: Callable[[Image.Image], Tensor] | None = None,
+            feature: Callable[[Tensor], Tensor] | None = None, pixels: Transform | None = None,
             rounding: float = 0.0) -> None:
     """Raise ValueError unless files of pictures give the same patch tokens (and feature) by another network.
 

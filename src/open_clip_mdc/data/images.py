@@ -28,6 +28,7 @@ from .workers import STUCK, fitting, image_bytes
 if TYPE_CHECKING:
     from .csv_pairs import CsvRows
 
+Transform = Callable[[Image.Image], Tensor]  # from an RGB image to what a model takes, [3, H, W]
 MAX_PIXELS = 160_000_000  # as the header says: the largest cameras have 151 million, and half a gigabyte is decoded
 MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
 

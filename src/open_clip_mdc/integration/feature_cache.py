@@ -10,7 +10,7 @@ Dimensions: B images, H and W pixels, P patches, D width.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,14 +19,13 @@ import torch
 from open_clip import get_input_dtype
 from open_clip_train.data import SharedEpoch
 from open_clip_train.precision import get_autocast
-from PIL import Image
 from torch import Tensor, nn
 
 from ..bulk.locks import make_once
 from ..data.captions import CAPTION_SEPARATOR, captioned
 from ..data.features import Features, digest, place_of, save
 from ..data.files import sha256
-from ..data.images import decoded, image_pairs
+from ..data.images import Transform, decoded, image_pairs
 from ..data.shards import file_names, find_shards, image_member, read_samples
 from ..models import towers
 
@@ -36,7 +35,7 @@ BATCH = 32
 class FeatureCache(Features):
     """Patch tokens by image. After `fill`, `pairs` replaces the decoding of images in the first `epochs` epochs."""
 
-    def __init__(self, folder: str, shards: str, transform: Callable[[Image.Image], Tensor], epochs: int | None = None):
+    def __init__(self, folder: str, shards: str, transform: Transform, epochs: int | None = None):
         self.folder, self.shards, self.transform = Path(folder), find_shards(shards), transform
         self.epochs = epochs or math.inf  # the tower is locked in these
         super().__init__()
@@ -89,7 +88,7 @@ class FeatureCache(Features):
                 yield {"image": tokens, "text": CAPTION_SEPARATOR.join(captions)}
 
 
-def batches(shard: str, transform: Callable[[Image.Image], Tensor]) -> Iterator[tuple[list[bytes], Tensor]]:
+def batches(shard: str, transform: Transform) -> Iterator[tuple[list[bytes], Tensor]]:
     """Yield hashes and preprocessed images [B, 3, H, W] of a shard, each once. Images that are broken are logged."""
     rows = decoded(distinct(read_samples(shard)), transform)
     while some := list(islice(rows, BATCH)):

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..data.images import open_image
+from ..data.images import Transform, open_image
 from ..decoding import options as decoding
 from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import OF_UNMASK_IMAGES, generate
@@ -52,7 +52,7 @@ class PretrainedCaptioner:
     """A captioner with its transform and tokenizer, on a device, in a precision."""
 
     model: Captioner
-    transform: Callable[[Image.Image], Tensor]
+    transform: Transform
     tokenizer: Any  # OpenCLIP's SimpleTokenizer
     device: str
     precision: str  # fp32, bf16 or fp16: that of autocast, as weights stay float32
@@ -68,7 +68,7 @@ class PretrainedCaptioner:
         return to_bytes, PrefetchLoader((), self.device, normalize)
 
     @property
-    def to_bytes(self) -> Callable[[Image.Image], Tensor]:
+    def to_bytes(self) -> Transform:
         """Return `transform` up to its conversion to floats, which is cheaper for a whole batch (`from_bytes`)."""
         return self._split[0]
 
