@@ -221,9 +221,9 @@ def fill(args: argparse.Namespace, out: Path, model: str, probes: list[Evaluatio
 
 def run(args: argparse.Namespace) -> None:
     """Write OUT. Raises ValueError for bad input, before anything is trained."""
-    out, args.images = Path(args.out), args.images or []
+    out = Path(args.out)
     args.model = model_of(args)
-    probes = [probe(folder) for folder in args.probe or ()]
+    probes = [probe(folder) for folder in args.probe]
     if len({one.root.name for one in probes}) < len(probes):
         raise ValueError("--probe: two folders have the same name, by which the table calls them: rename one")
     with begun(out, JOURNAL, {name: getattr(args, name) for name in SETTINGS}) as journal:

@@ -176,7 +176,7 @@ def write_result(args: argparse.Namespace, counts: dict[str, int], chosen: dict,
 def run(args: argparse.Namespace) -> None:
     """Write OUT. Raises ValueError for bad input, before anything is trained."""
     flags, start = start_of(args)
-    out, args.images = Path(args.out), args.images or []
+    out = Path(args.out)
     with begun(out, JOURNAL, {name: getattr(args, name) for name in SETTINGS}) as journal:
         fine_tune(args, out, flags, start, journal)
 

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
         patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
         if not patterns:
             raise ValueError("give at least one of --train, --val and --test")
-        images = list(dict.fromkeys(args.images or []))
+        images = list(dict.fromkeys(args.images))
         splits = {split: layouts.read(pattern, images, args.captions_key) for split, pattern in patterns.items()}
     else:
         rows = read_karpathy(args.annotations, args.source, args.images)
