@@ -51,8 +51,8 @@ def intervals() -> dict[tuple[float, float], str]:
 
 def architectures() -> dict[str, dict]:
     """Return the packaged CLIP configs by name: small towers for small data."""
-    files = sorted((f for f in FOLDER.iterdir() if f.name.startswith("ViT-")), key=lambda f: f.name)
-    return {f.name.removesuffix(".json"): json.loads(f.read_bytes()) for f in files}
+    return {f.name.removesuffix(".json"): json.loads(f.read_bytes())
+            for f in sorted(FOLDER.iterdir(), key=lambda f: f.name) if f.name.startswith("ViT-")}
 
 
 def listed() -> list[str]:
