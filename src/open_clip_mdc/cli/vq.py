@@ -177,10 +177,9 @@ def run_fit(args: argparse.Namespace) -> None:
     torch.manual_seed(SEED)
     random.seed(SEED)
     visual, train_transform, transform = tower(args.model)
-    decoder = make_decoder(visual.cfg)
     device = default_device()
     visual.to(device)
-    decoder.to(device)
+    decoder = make_decoder(visual.cfg).to(device)
     first = list(read_images(shards, transform, args, limit=HELD_OUT))
     if not first:
         raise ValueError(f"--train-data {args.train_data} has no images (KEY.jpg, png or webp)")
