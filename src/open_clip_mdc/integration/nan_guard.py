@@ -56,8 +56,8 @@ class WatchedLoss:
 def check_weights(model: nn.Module, epoch: int) -> None:
     """Raise FloatingPointError if a weight that a checkpoint would hold is not finite."""
     weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
-    local = (x.to_local() if hasattr(x, "to_local") else x for x in weights.values())  # under FSDP2, this rank's part
-    finite = torch.stack([x.isfinite().all() for x in local]).int()
+    finite = torch.stack([(x.to_local() if hasattr(x, "to_local") else x).isfinite().all()  # FSDP2: this rank's part
+                          for x in weights.values()]).int()
     if dist.is_initialized():
         dist.all_reduce(finite, dist.ReduceOp.MIN)
     if bad := [name for name, good in zip(weights, finite.tolist(), strict=True) if not good]:
