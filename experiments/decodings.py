@@ -10,7 +10,6 @@ consensus.
 
 Dimensions: B images, P patches, D width.
 """
-import argparse
 import json
 import sys
 from io import BytesIO
@@ -32,7 +31,7 @@ from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.text.special_tokens import decode_captions
 
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 
 BATCH, DRAWS, TEMPERATURE = 20, 10, 0.5
 COLUMNS = {"CIDEr": "CIDEr", "repeats a word, %": "repeating_captions", "exact, %": "exact_match"}
@@ -124,7 +123,7 @@ def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str
 
 @in_one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--mdc", required=True, help="run folder or checkpoint of an MDC captioner")
     parser.add_argument("--arc", required=True, help="run folder or checkpoint of an ARC captioner")
     parser.add_argument("--data", required=True, help="shard of held-out images with KEY.txt, one caption per line")

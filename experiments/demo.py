@@ -2,11 +2,12 @@
 
     python -m experiments.demo --demo demo --scenes 20000 --epochs 2
 """
-import argparse
 import json
 from pathlib import Path
 
 from open_clip_mdc.data.shards import read_samples
+
+from .problems import make_parser
 
 SAID = """
 Trained: MDC and its autoregressive twin ARC, 1.6 million parameters each, on {scenes} scenes (epochs: {epochs}).
@@ -33,7 +34,7 @@ def print_captions(demo: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     for flag in ("--demo", "--scenes", "--epochs"):
         parser.add_argument(flag, required=True)
     args = parser.parse_args()

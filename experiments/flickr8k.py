@@ -11,7 +11,6 @@
 `sentences` joins each caption of a photograph with the next one, so that each stands first once and second once. `grey`
 does so, too, and puts one grey image in the place of every photograph.
 """
-import argparse
 import io
 import json
 from collections import Counter
@@ -26,6 +25,8 @@ from clip_benchmark_ext.datasets import pairs
 from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples, tar_writer
 from open_clip_mdc.text import vocabulary as bpe
+
+from .problems import make_parser
 
 MIN_COUNT = 5  # rarer words are split into pieces
 FEW = 500  # photographs
@@ -76,7 +77,7 @@ def write_bpe(shards: list[str], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=["bpe", "pairs", "first", "sentences", "grey"])
     parser.add_argument("--shards", required=True)
     parser.add_argument("--out", required=True, type=Path)

@@ -19,7 +19,6 @@ of a word:
 Dimensions: B captions, L positions, K mentions (first, second), P patches, D width, N all captions of the world, W
 tokens of a noised row, which has two streams in block diffusion.
 """
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -42,7 +41,7 @@ from open_clip_mdc.scenes.mentions import COLOURS, SHAPES, law
 from open_clip_mdc.text.packing import NoisedCaptions, pack, sees
 
 from .contexts import left_context
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 from .tables.contexts import DRAWS, MEASURES, PLACES, REDUNDANCIES
 
 BATCH = 100  # scenes
@@ -210,7 +209,7 @@ def keep(path: Path, about: dict, found: dict[str, list], measures: Sequence[str
 
 @in_one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints of captioners")
     parser.add_argument("--data", required=True, help="shard of held-out scenes")
     parser.add_argument("--name", required=True, choices=REDUNDANCIES, help="redundancy of the data")

@@ -1,4 +1,5 @@
-"""End a script of this folder with one line. Standard library alone, as `make -n` runs where nothing is installed."""
+"""Begin and end a script of this folder. Standard library alone, as `make -n` runs where nothing is installed."""
+import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,3 +14,8 @@ def in_one_line() -> Iterator[None]:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit("interrupted: run the same command again to resume")
+
+
+def make_parser(about: str) -> argparse.ArgumentParser:
+    """Return a parser whose --help shows a script's docstring, `about`, as it is written."""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -5,7 +5,6 @@
 Standard output of a command goes to LOGS/LABEL.out, its messages go to LOGS/LABEL.log. The progress of a training is
 read from there.
 """
-import argparse
 import fcntl
 import os
 import re
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 
 EPOCH = re.compile(rb"Train Epoch: (\d+) \[.*?\((\d+)%\)\]")  # OpenCLIP's line
 TAIL = 10_000  # bytes at the end of a log that are read
@@ -135,7 +134,7 @@ def run_steps(title: str, steps: list[Step], logs: Path, jobs: int) -> None:
 
 @in_one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("commands", nargs="*", metavar="LABEL=COMMAND")
     parser.add_argument("--logs", required=True, type=Path)
     args = parser.parse_args()

@@ -6,7 +6,6 @@ Makes the data, trains the claim's rows with the archived seeds and evaluates th
 to the archived ones to the digit, on which machines both were trained, and what difference each finds. If it is
 interrupted, run the same command again to resume. The ids are in experiments/results/claims.csv.
 """
-import argparse
 import os
 import shlex
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from . import commands, preflight
 from .commands import Place
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 from .progress import Step, run_steps
 from .report import archive, claims, contexts
 from .report.collect import WITH_CLAIMS
@@ -108,7 +107,7 @@ def environments(task: Task, seeds: list[int], out: Path) -> str:
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("claim", help="SCALE.ID of experiments/results/claims.csv")
     parser.add_argument("--out", type=Path, help="folder of runs and results (default: build/reproduce/CLAIM)")
     parser.add_argument("--data", type=Path, default=Path("data"),

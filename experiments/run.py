@@ -8,7 +8,6 @@ command again: finished runs and results are kept, and half-trained runs continu
 of its results needs no checkpoint. If a run was trained by another command than today's, it is named and nothing is
 done.
 """
-import argparse
 import os
 import shlex
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from . import commands, preflight
 from .commands import Place
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 from .progress import Step, alone, run_steps
 from .report.collect import TITLES, cells_by_table, collect, show
 from .report.results import parts, read_results
@@ -99,7 +98,7 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
     parser.add_argument("--scale", required=True, type=named)
     parser.add_argument("--data", type=Path, default=Path("data"),

@@ -17,7 +17,6 @@ is the control: a twin that uses the other words loses less there on a sentence 
 
 Dimensions: B captions, L positions, P patches.
 """
-import argparse
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -36,7 +35,7 @@ from open_clip_mdc.text.packing import NoisedCaptions, pack
 from .contexts import left_context
 from .flickr8k import grey_image
 from .mentions import as_trained, keep, predicted_places
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 from .tables.contexts import DRAWS, PLACES
 
 PHOTOGRAPHS = 20  # in a batch
@@ -117,7 +116,7 @@ def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shar
 
 @in_one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--pretrained", nargs="+", required=True, help="checkpoints of captioners")
     parser.add_argument("--blind", nargs="+", required=True, help="their blind twins, in the same order")
     parser.add_argument("--data", required=True, help="shard of held-out pairs of sentences")

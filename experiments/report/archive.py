@@ -9,7 +9,6 @@ exception, as they show data and captions. An archive that is unpacked into a fo
 run.py trains and evaluates what has no result yet. `compare` takes two experiments, each a folder or an archive, and
 names the results that differ in any digit.
 """
-import argparse
 import io
 import lzma
 import os
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..problems import in_one_line
+from ..problems import in_one_line, make_parser
 from .results import TRAIN_LOG_LINE, read_results
 
 FOLDERS = ("results", "runs")
@@ -105,7 +104,7 @@ def compare(first: Path, second: Path) -> str:
 
 @in_one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("command", choices=("pack", "unpack", "compare"))
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -5,14 +5,13 @@
 A result is recognised by its folder (commands.variant), its data set, the name of its run and the epoch of its
 checkpoint. Mean and standard deviation are over the seeds that have a result. A cell without one says "missing".
 """
-import argparse
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from .. import commands
 from ..commands import Place
-from ..problems import in_one_line
+from ..problems import in_one_line, make_parser
 from ..tables import article, between, curves, mcdiffusion, photos, rates
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
@@ -145,7 +144,7 @@ def show(pages: dict[str, str]) -> str:
 
 @in_one_line()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("tables", nargs="+", choices=TITLES)
     parser.add_argument("--scale", required=True, type=named)
     parser.add_argument("--data", type=Path, default=Path("data"))

@@ -6,7 +6,6 @@ between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!--
 The figures that these pages show are drawn again into figures/, with the archives' numbers. Everything that is in no
 archive, such as Figures 3 and 6, stays as it is.
 """
-import argparse
 import csv
 import re
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..commands import Place
-from ..problems import in_one_line
+from ..problems import in_one_line, make_parser
 from ..tables.scales import SCALES
 from . import archive
 from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
@@ -180,7 +179,7 @@ def publish(folder: Path) -> str:
 
 @in_one_line()
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    make_parser(__doc__).parse_args()
     publish(FOLDER)
 
 
