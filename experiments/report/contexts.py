@@ -26,35 +26,29 @@ CHECK = "left gain"  # of the second mention: above 0 where a network predicts b
 
 def share(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
     """Return the ratio of second to first of a measure, and the influence of each image."""
-    (x1, w1, r1), (x2, w2, r2) = (of_place(values, measure, place) for place in tables.PLACES)
-    ratio = r2 / r1
-    return ratio, [(b - r2 * v) / sum(w2) / r1 - ratio * (a - r1 * u) / (r1 * sum(w1))
-                   for a, u, b, v in zip(x1, w1, x2, w2, strict=True)]
+    (first, of_first), (second, of_second) = (mean_at(place, values, measure) for place in tables.PLACES)
+    ratio = second / first
+    return ratio, [(b - ratio * a) / first for a, b in zip(of_first, of_second, strict=True)]
 
 
 def mean_at(place: str, values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
-    """Return the mean of a measure at a place, and the influence of each image."""
-    x, w, mean = of_place(values, measure, place)
-    return mean, [(a - mean * u) / sum(w) for a, u in zip(x, w, strict=True)]
-
-
-def of_place(values: dict[str, list[float]], measure: str, place: str) -> tuple[list[float], list[float], float]:
-    """Return weighted values and weights of each image, and the weighted mean."""
+    """Return the weighted mean of a measure at a place, and the influence of each image."""
     context, _, name = measure.rpartition(" ")
     prefix = context and f"{context}_"
     x, w = values[f"{prefix}{name}_{place}"], values[f"{prefix}weight_{place}"]
-    return x, w, sum(x) / sum(w)
+    mean, total = sum(x) / sum(w), sum(w)
+    return mean, [(a - mean * u) / total for a, u in zip(x, w, strict=True)]
 
 
 def fall(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
     """Return by how much a measure is lower at the second place, and the influence of each image."""
-    (x1, w1, r1), (x2, w2, r2) = (of_place(values, measure, place) for place in tables.PLACES)
-    return r1 - r2, [(a - r1 * u) / sum(w1) - (b - r2 * v) / sum(w2) for a, u, b, v in zip(x1, w1, x2, w2, strict=True)]
+    (first, of_first), (second, of_second) = (mean_at(place, values, measure) for place in tables.PLACES)
+    return first - second, [a - b for a, b in zip(of_first, of_second, strict=True)]
 
 
-def side(results: dict, scale: Scale, cell: Cell, statistic) -> Side | None:
-    """Return a statistic of a row's runs in a cell's measure, with the influence of images. None if none ran."""
-    numbers, adds, measure = {}, {}, cell.column.partition(",")[0]
+def side(results: dict, scale: Scale, cell: Cell, measure: str, statistic) -> Side | None:
+    """Return a statistic of a measure of a row's runs, with the influence of images. None if none ran."""
+    numbers, adds = {}, {}
     for seed, result in sorted(parts(results, scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
         numbers[seed], influence = statistic(items["values"], measure)
@@ -69,10 +63,6 @@ def against(found: Side | None, value: float, margin: float | None = None, level
     return compare(found, constant, margin, level)
 
 
-def measured(cell: Cell) -> tuple[str, str]:
-    return cell.row, cell.column.partition(",")[0]
-
-
 def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
     """Return by how much a row with the words to the left beats the best guess from these words, at a second mention.
 
@@ -81,13 +71,13 @@ def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
     """
     if cell.evaluation.task == "sentences":
         left = "" if tables.always_left(cell.row) else "left "
-        return against(side(results, scale, cell._replace(column=f"{left}blind, second"), fall), 0.0)
-    return against(side(results, scale, cell._replace(column=f"{CHECK}, second"), partial(mean_at, "second")), 0.0)
+        return against(side(results, scale, cell, f"{left}blind", fall), 0.0)
+    return against(side(results, scale, cell, CHECK, partial(mean_at, "second")), 0.0)
 
 
 def uses_image(results: dict, scale: Scale, cell: Cell) -> Finding:
     """Return the gain of a row at the first place. Without one, the ratio of both places says nothing."""
-    return against(side(results, scale, cell._replace(column="gain, first"), partial(mean_at, "first")), 0.0)
+    return against(side(results, scale, cell, "gain", partial(mean_at, "first")), 0.0)
 
 
 CHECKS = {"does not use the other words": uses_words, "gains nothing by the image": uses_image}
@@ -108,11 +98,12 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
         if cell.row not in faults:
             faults[cell.row] = [why for why, check in CHECKS.items() if not passes(check(results, scale, cell))]
     for claim in ledger:
-        left, right = (side(results, scale, cells[0], share) for cells in (claim.left, claim.right))
+        measured = [(cells[0], cells[0].column.partition(",")[0]) for cells in (claim.left, claim.right)]
+        left, right = (side(results, scale, *one, share) for one in measured)
         margin = MARGIN if claim.level else None
-        one = claim.level and measured(claim.left[0]) == measured(claim.right[0])
+        one = claim.level and len({(cell.row, measure) for cell, measure in measured}) == 1
         finding = against(left, 1.0, margin, level=True) if one else compare(left, right, margin, claim.level)
-        why = next((f"{cell.row} {fault}" for cell in (claim.left[0], claim.right[0]) for fault in faults[cell.row]
+        why = next((f"{cell.row} {fault}" for cell, _ in measured for fault in faults[cell.row]
                     if finding.difference is not None), "")
         rows.append(claims.Row(claim, "no verdict" if why else "", why, finding, margin=margin))
     return claims.together(rows)
@@ -146,8 +137,8 @@ def read_rows(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict
             continue
         check, alone = uses_words(results, scale, cell), tables.always_left(cell.row)
         for context, label in list(tables.CONTEXTS.items())[:1 if alone else None]:
-            ratios = {measure: against(side(results, scale, cell._replace(column=f"{context}{measure}, first"), share),
-                                       0.0) for measure in measures}
+            ratios = {measure: against(side(results, scale, cell, f"{context}{measure}", share), 0.0)
+                      for measure in measures}
             yield cell, label, ratios, [label, *(
                 " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
                 for measure in ("loss", "gain")), *map(shown, ratios.values()),
