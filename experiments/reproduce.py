@@ -61,16 +61,10 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
     raise ValueError(f"{scale} has no claim {short}: see experiments/results/claims.csv")
 
 
-def with_verdict(results: Results, task: Task) -> claims.Row:
-    """Return the claim with a verdict that is not corrected for others."""
-    of = contexts if task.claim.ledger in contexts.LEDGERS else claims
-    (row,) = of.give_verdicts([task.claim], results, task.scale)
-    return row
-
-
 def difference(results: Results, task: Task, seeds: list[int]) -> str:
     results = {key: {seed: one for seed, one in by_seed.items() if seed in seeds} for key, by_seed in results.items()}
-    finding = with_verdict(results, task).finding
+    of = contexts if task.claim.ledger in contexts.LEDGERS else claims
+    finding = of.give_verdicts([task.claim], results, task.scale)[0].finding
     return "not run" if finding.difference is None else f"{finding.difference:+.4f}" + (
         f" ({claims.interval(finding)})" if finding.interval else "")
 
@@ -81,8 +75,6 @@ def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[
         kept = Path(folder, "kept")
         archive.unpack(task.file, kept)
         results = read_results(kept)
-        # A claim is judged at an earlier checkpoint, if the last one is saturated.
-        task = task._replace(claim=with_verdict(results, task).claim)
         measured = claims.measured_of(results, task.scale)
         known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))
         seeds = sorted(known) if seeds is None else seeds
