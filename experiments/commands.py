@@ -5,34 +5,17 @@ import shlex
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 from .tables.cells import Cell, Evaluation, Run
 from .tables.paper_tables import systems
-from .tables.scale import Captioning, Made, Scale
+from .tables.scale import Captioning, Made, Place, Scale
 
 JUDGE = "Qwen/Qwen2.5-VL-72B-Instruct"  # the paper's
 
 
-class Place(NamedTuple):
-    data: Path
-    out: Path
-    bin: str  # folder of open_clip_train and its siblings with a slash, or nothing
-    gpus: int  # 0 is the CPU
-
-    def launch(self, module: str, script: str) -> list[str]:
-        if self.gpus > 1:
-            return [f"{self.bin}torchrun", "--nproc_per_node", str(self.gpus), "-m", module, "--"]
-        return [f"{self.bin}{script}"]
-
-
-def fill(path: str, place: Place) -> str:
-    return path.format(data=place.data, out=place.out)
-
-
 def start(command: Iterable[str], place: Place) -> list[str]:
     """Return a command of scales.py with the environment's programs. FOLDER/*.tar becomes the one shard there."""
-    first, *rest = (fill(part, place) for part in command)
+    first, *rest = (place.fill(part) for part in command)
     rest = [str(next(Path(part[:-len("*.tar")]).glob("*.tar"), part)) if part.endswith("/*.tar") else part
             for part in rest]
     return [f"{place.bin}{first}", *rest]
@@ -40,7 +23,7 @@ def start(command: Iterable[str], place: Place) -> list[str]:
 
 def to_make(scale: Scale, names: Iterable[str], place: Place) -> Iterator[Made]:
     for made in scale.prepare:
-        if (not made.tables or set(made.tables) & set(names)) and not Path(fill(made.folder, place)).exists():
+        if (not made.tables or set(made.tables) & set(names)) and not Path(place.fill(made.folder)).exists():
             yield made
 
 
@@ -67,13 +50,13 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
         run.rate or backbone.lr, backbone.weight_decay, scale.batch * run.batches, last_epoch(scale, run))
     samples, lr = (batch, 0.0) if run.untrained else (data.samples, lr)
     processes, accumulate = max(place.gpus, 1), 1 if run.start else backbone.accumulate
-    workers = min(scale.workers, data.count(place.data, place.out) // processes)  # each worker needs a shard
+    workers = min(scale.workers, data.count(place) // processes)  # each worker needs a shard
     if batch % (processes * accumulate):
         raise ValueError(f"a batch of {batch} cannot be shared by GPUS={place.gpus}, {accumulate} steps each")
     if not workers:
-        raise ValueError(f"{data.pattern(place.data, place.out)} has fewer shards than GPUS={place.gpus}")
+        raise ValueError(f"{data.pattern(place)} has fewer shards than GPUS={place.gpus}")
     command = place.launch("open_clip_mdc.train", "open_clip_train")
-    command += ["--model", run.model, "--train-data", data.pattern(place.data, place.out),
+    command += ["--model", run.model, "--train-data", data.pattern(place),
                 "--dataset-type", "webdataset", "--train-num-samples", str(samples),
                 "--batch-size", str(batch // processes // accumulate), "--workers", str(workers),
                 "--lr", str(lr), "--wd", str(decay), "--epochs", str(epochs),
@@ -82,12 +65,12 @@ def train(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     for wanted, *flags in (
             (accumulate > 1, "--accum-freq", accumulate), (run.size, "--force-image-size", run.size),
             (first, "--pretrained", first), (run.locked, "--lock-image"),
-            (scale.image and not first, "--pretrained-image", fill(scale.image or "", place)),
+            (scale.image and not first, "--pretrained-image", place.fill(scale.image)),
             (scale.image, "--cache-features", place.out / "tokens", *(() if run.locked else scale.free)),
-            ("-VQ-" in run.model, "--pretrained", fill("{out}/data/vq.pt", place)),
+            ("-VQ-" in run.model, "--pretrained", place.fill("{out}/data/vq.pt")),
             # Only where bounds are compared, as validation costs time.
             (scale.val and not run.untrained and (scale.caption_epochs in (1, run.epochs) or "-VQ-" in run.model),
-             "--val-data", fill(scale.val or "", place)),
+             "--val-data", place.fill(scale.val)),
             # CoCa is trained by its caption loss alone, like the other captioners.
             (run.model.startswith("coca_"), "--coca-contrastive-loss-weight", 0, "--coca-caption-loss-weight", 1),
             (run.model == "ARC-ViT-L-14" and run.data == "cc12m", "--grad-clip-norm", "1.0"),  # Table 8
@@ -138,43 +121,43 @@ def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Pl
 
 
 def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
-    if evaluation.task == "contexts":
-        return [f"{place.bin}python", "-m", "experiments.mentions", "--pretrained",
-                *(str(checkpoint(scale, run, seed, place)) for run, seed in runs), "--name", *evaluation.datasets,
-                "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
-    if evaluation.task == "sentences":
-        return [f"{place.bin}python", "-m", "experiments.sentences", "--pretrained",
-                *(str(checkpoint(scale, evaluation.guide or run.start, seed, place)) for run, seed in runs), "--blind",
-                *(str(checkpoint(scale, run, seed, place)) for run, seed in runs),
-                "--data", fill(evaluation.root, place), "--out", str(place.out / "results" / variant(evaluation))]
     runs = list(runs)
-    models = [f"{run.model},{checkpoint(scale, run, seed, place)}" for run, seed in runs]
     seeds = [seed for _, seed in runs]
+    trained = [str(checkpoint(scale, run, seed, place)) for run, seed in runs]
+    root, folder = place.fill(evaluation.root), place.out / "results" / variant(evaluation)
+    if evaluation.task == "contexts":
+        return [f"{place.bin}python", "-m", "experiments.mentions", "--pretrained", *trained,
+                "--name", *evaluation.datasets, "--data", root, "--out", str(folder)]
+    if evaluation.task == "sentences":
+        sighted = [str(checkpoint(scale, evaluation.guide or run.start, seed, place)) for run, seed in runs]
+        return [f"{place.bin}python", "-m", "experiments.sentences", "--pretrained", *sighted, "--blind", *trained,
+                "--data", root, "--out", str(folder)]
+    models = [f"{run.model},{path}" for (run, _), path in zip(runs, trained, strict=True)]
     command = place.launch("clip_benchmark_ext.cli", "clip_benchmark") + ["eval"]
     command += ["--distributed"] if place.gpus > 1 else []
-    flags = [fill(flag, place) for flag in evaluation.flags]
+    flags = [place.fill(flag) for flag in evaluation.flags]
     if evaluation.guide:
         flags += ["--clip", f"{evaluation.guide.model}:{checkpoint(scale, *helping(evaluation, seeds)[0], place)}"]
     if evaluation.clipscore:
         flags += ["--clipscore_model", evaluation.clipscore.model,
                   "--clipscore_pretrained", str(checkpoint(scale, *helping(evaluation, seeds)[-1], place))]
-    output = place.out / "results" / variant(evaluation) / "{dataset}-{pretrained_full_path}.json"
+    output = folder / "{dataset}-{pretrained_full_path}.json"
     return command + ["--pretrained_model", *models, "--dataset", *evaluation.datasets,
-                      "--dataset_root", fill(evaluation.root, place), "--task", evaluation.task, *flags,
+                      "--dataset_root", root, "--task", evaluation.task, *flags,
                       "--feature_root", str(place.out / "features"), "--output", str(output), "--skip_existing",
                       *scale.eval_flags]
 
 
 def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
     # Data sets in one folder that are evaluated with the same flags share a command.
-    runs: dict[Evaluation, dict[Run, None]] = {}
-    datasets: dict[Evaluation, dict[str, None]] = {}
+    found: dict[Evaluation, tuple[dict[str, None], dict[Run, None]]] = {}
     for cell in cells:
         key = cell.evaluation._replace(datasets=(), metric="", scale=1.0, weight=None, sizes=())
         if key.task not in ("judge", "log"):
-            runs.setdefault(key, {})[cell.run] = None
-            datasets.setdefault(key, {}).update(dict.fromkeys(cell.evaluation.datasets))
-    return [(key._replace(datasets=tuple(datasets[key])), list(runs[key])) for key in runs]
+            datasets, runs = found.setdefault(key, ({}, {}))
+            datasets |= dict.fromkeys(cell.evaluation.datasets)
+            runs[cell.run] = None
+    return [(key._replace(datasets=tuple(datasets)), list(runs)) for key, (datasets, runs) in found.items()]
 
 
 def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[tuple[Run, int]]:
@@ -194,7 +177,7 @@ def judge_file(captioning: Captioning, seed: int, place: Place) -> Path:
 
 
 def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: str) -> list[str]:
-    tests = Path(fill(captioning.root, place)) / "test"
+    tests = Path(place.fill(captioning.root)) / "test"
     shards = max(1, len(list(tests.glob("*.tar"))))
     return [f"{place.bin}python", "-m", "experiments.judge", "--captions",
             *(f"{system}={caption_file(scale, captioning, system, seed, place)}"
@@ -208,14 +191,14 @@ def page(scale: Scale, run: Run, seed: int, place: Place) -> list[str]:
     """Return the command that captions 50 test photographs: ARC's into a file, MDC's into a page beside ARC's."""
     arc, mdc = (str(place.out / "tables" / f"photos-{objective}.jsonl") for objective in ("ARC", "MDC"))
     return [f"{place.bin}open_clip_mdc", "caption", "--pretrained", str(checkpoint(scale, run, seed, place)),
-            f"{fill(scale.captioning[-1].root, place)}/test/0.tar", "--limit", "50",
+            f"{place.fill(scale.captioning[-1].root)}/test/0.tar", "--limit", "50",
             *(("--out", arc) if run.model.startswith("ARC-") else
               ("--out", mdc, "--compare", arc, "--html", str(place.out / "tables" / "photos.html")))]
 
 
 def lengths(scale: Scale, place: Place) -> list[str]:
     data = [scale.data[name] for name in dict.fromkeys((scale.search, scale.alt, scale.long))]
-    return [f"{place.bin}python", "-m", "experiments.lengths", *(d.pattern(place.data, place.out) for d in data),
+    return [f"{place.bin}python", "-m", "experiments.lengths", *(d.pattern(place) for d in data),
             "--names", *(d.label for d in data), "--tokenizer", f"MDC-{scale.backbone}",
             "--out", str(place.out / "tables" / "figure3.png")]
 

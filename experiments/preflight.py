@@ -24,26 +24,26 @@ class Missing(NamedTuple):
 
 
 def to_fetch(scale: Scale, path: str, place: Place) -> str | None:
-    return next((commands.fill(fetch, place) for begin, fetch in scale.fetch if path.startswith(begin)), None)
+    return next((place.fill(fetch) for begin, fetch in scale.fetch if path.startswith(begin)), None)
 
 
 def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: list[int], place: Place,
                   ) -> Iterator[Missing]:
     for name in dict.fromkeys(run.data for run in runs
                               if not all(commands.checkpoint(scale, run, seed, place).exists() for seed in seeds)):
-        folder = Path(commands.fill(scale.data[name].folder, place))
+        folder = Path(place.fill(scale.data[name].folder))
         if scale.data[name].fetch and not any(folder.glob("*.tar")):
             yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}",
-                          commands.fill(scale.data[name].fetch, place))
-    image = Path(commands.fill(scale.image or "", place))
+                          place.fill(scale.data[name].fetch))
+    image = Path(place.fill(scale.image))
     if scale.image and not scale.image.startswith("timm:") and not image.exists():
         yield Missing(f"{image}: the weights of the image encoder", "make ... SCALE=photos-timm-NAME lets timm fetch "
                       "those of its encoder NAME")
     for made in commands.to_make(scale, names, place):
         for part in made.command:
-            path = Path(commands.fill(part.split("{{")[0], place))
+            path = Path(place.fill(part.split("{{")[0]))
             if part.startswith("{data}") and not (path.parent if path.name == "*.tar" else path).exists():
-                yield Missing(commands.fill(part, place), to_fetch(scale, part, place))
+                yield Missing(place.fill(part), to_fetch(scale, part, place))
 
 
 def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Missing]:
@@ -51,7 +51,7 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
         return
     for dataset in evaluation.datasets:
         cleaned = dataset.removeprefix("wds/").replace("/", "-")
-        root = Path(commands.fill(evaluation.root, place).format(dataset=cleaned, dataset_cleaned=cleaned))
+        root = Path(place.fill(evaluation.root).format(dataset=cleaned, dataset_cleaned=cleaned))
         if evaluation.task == "image_caption_selection":
             from clip_benchmark_ext.selection_datasets import build_dataset
             try:
@@ -77,7 +77,7 @@ def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place)
                 yield Missing(f"weights {run.start} of {run.model}", f"{place.bin}python -c "
                               f"\"import open_clip; open_clip.create_model('{run.model}', '{run.start}')\"")
     order = {(e.root, d) for e in evaluations for d in e.datasets if d.endswith("_order")}
-    frozen = [Path(commands.fill(root, place), f"{d.partition('/')[2]}_perturbations.json") for root, d in order]
+    frozen = [Path(place.fill(root), f"{d.partition('/')[2]}_perturbations.json") for root, d in order]
     if not all(path.exists() for path in frozen) and not all(map(find_spec, ("spacy", "nltk", "en_core_web_sm"))):
         yield Missing("nltk and spaCy's en_core_web_sm, which make the negatives of ARO Order",
                       f"{place.bin}python -m pip install spacy nltk && "

@@ -131,7 +131,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
         rows = captions(scale, captioning, place)
         if not rows:
             continue
-        root = Path(commands.fill(captioning.root, place))
+        root = Path(place.fill(captioning.root))
         samples = islice(read_samples(str(root / "test" / "0.tar")), IMAGES)
         images = {sample["__key__"]: sample[image_member(sample)] for sample in samples}
         figure = Figure(figsize=(3.2 * len(rows), 3.2))  # the text below is added by bbox_inches

@@ -4,6 +4,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+class Place(NamedTuple):
+    data: Path
+    out: Path
+    bin: str  # folder of open_clip_train and its siblings with a slash, or nothing
+    gpus: int  # 0 is the CPU
+
+    def launch(self, module: str, script: str) -> list[str]:
+        if self.gpus > 1:
+            return [f"{self.bin}torchrun", "--nproc_per_node", str(self.gpus), "-m", module, "--"]
+        return [f"{self.bin}{script}"]
+
+    def fill(self, path: str) -> str:
+        return path.format(data=self.data, out=self.out)
+
+
 class Data(NamedTuple):
     """Images and captions to train on: webdataset shards 00000.tar and so on in a folder."""
 
@@ -14,14 +29,12 @@ class Data(NamedTuple):
     fetch: str = ""  # the command that makes the folder, empty where Scale.prepare does
     first: bool = False  # whether only the first shards of the folder are used
 
-    def count(self, data: Path, out: Path) -> int:
-        folder = Path(self.folder.format(data=data, out=out))
-        return self.shards if self.first else len(list(folder.glob("*.tar"))) or self.shards
+    def count(self, place: Place) -> int:
+        return self.shards if self.first else len(list(Path(place.fill(self.folder)).glob("*.tar"))) or self.shards
 
-    def pattern(self, data: Path, out: Path) -> str:
-        shards = self.count(data, out)
-        return self.folder.format(data=data, out=out) + (
-            f"/{{00000..{shards - 1:05d}}}.tar" if shards > 1 else "/00000.tar")
+    def pattern(self, place: Place) -> str:
+        shards = self.count(place)
+        return place.fill(self.folder) + (f"/{{00000..{shards - 1:05d}}}.tar" if shards > 1 else "/00000.tar")
 
 
 class Backbone(NamedTuple):
@@ -109,9 +122,9 @@ class Scale(NamedTuple):
     # Runs whose captions or likelihoods are evaluated are this many times as long as those of probes. A diffusion model
     # learns late which attribute belongs to which object, and before that their captions differ little.
     caption_epochs: int = 1
-    val: str | None = None  # shards on which the bound is measured, for mcdiffusion.py
+    val: str = ""  # shards on which the bound is measured, for mcdiffusion.py
     tables: tuple[str, ...] = ()  # tables and ledgers of this scale, empty for all
-    image: str | None = None  # SOURCE of --pretrained-image for all captioners
+    image: str = ""  # SOURCE of --pretrained-image for all captioners
     free: tuple[str, ...] = ()  # flags of runs that train such an encoder further
     margin: float = 1.0  # points within which two rows count as level
     cider_margin: float = 1.0  # the same for CIDEr

@@ -16,7 +16,7 @@ def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_
     for words in trainings:
         flags = flags_of(words)
         locked = "--lock-image" in words
-        assert flags["--pretrained-image"] == commands.fill(scales.TOWERS.image, place(tmp_path / "photographs"))
+        assert flags["--pretrained-image"] == place(tmp_path / "photographs").fill(scales.TOWERS.image)
         assert flags["--cache-features"] == str(tmp_path / "out" / "tokens")
         assert flags["--force-image-size"] == "128" and words.count("--force-image-size") == 1
         assert flags.get("--unlock-image-after") == (None if locked else "12") and flags["--epochs"] == "20"
