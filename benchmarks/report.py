@@ -44,17 +44,13 @@ def wrapped(line: str) -> str:
                                                   break_on_hyphens=False)
 
 
-def write_section(title: str, text: str, path: Path = RESULTS, head: str = HEAD) -> None:
+def write_section(title: str, text: str, path: Path, head: str = HEAD) -> None:
     """Write "## title" with this text into the file, in place of the section with this title or at the end."""
-    sections = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
-    new = "\n".join([title, "", *map(wrapped, text.strip().splitlines()), ""])
-    titles = [section.split("\n")[0] for section in sections]
-    if title in titles:
-        sections[titles.index(title)] = new
-    else:
-        sections.append(new)
+    old = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
+    sections = {section.split("\n")[0]: section for section in old}
+    sections[title] = "\n".join([title, "", *map(wrapped, text.strip().splitlines()), ""])
     with new_file(path) as partial:
-        partial.write_text("\n## ".join([head, *sections]), encoding="utf-8")
+        partial.write_text("\n## ".join([head, *sections.values()]), encoding="utf-8")
 
 
 def write_report(title: str, report: Callable[[argparse.Namespace], str], args: argparse.Namespace) -> None:

@@ -39,13 +39,12 @@ def speed(size: str, captions: list[str], rounds: int) -> list[tuple]:
     found = ours(model, image, text, "heuristic").log_likelihood
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-2)
     drawn = int(ours(model, image, text, "monte_carlo", num_samples=DRAWS).draws.sum())
-    rows = []
+    rows, count = [], text[..., 0].numel()
     for method, unit, slow, slow_units, fast, fast_units in (
-            ("heuristic", "caption", lambda: [plain.heuristic(model, *case) for case in cases], text[..., 0].numel(),
-             partial(ours, model, image, text, "heuristic"), text[..., 0].numel()),
+            ("heuristic", "caption", lambda: [plain.heuristic(model, *case) for case in cases], count,
+             partial(ours, model, image, text, "heuristic"), count),
             ("monte_carlo", "draw", lambda: [plain.draws(model, *case, PLAIN_DRAWS) for case in cases],
-             PLAIN_DRAWS * text[..., 0].numel(),
-             partial(ours, model, image, text, "monte_carlo", num_samples=DRAWS), drawn)):
+             PLAIN_DRAWS * count, partial(ours, model, image, text, "monte_carlo", num_samples=DRAWS), drawn)):
         taken = take_turns({"plain": slow, "ours": fast}, rounds)
         a, b = ([s / units for s in taken[side]] for side, units in (("plain", slow_units), ("ours", fast_units)))
         rows.append((method, unit, f"{1000 * median(a):.0f}", f"{1000 * median(b):.1f}", f"{ratio(a, b):.1f}"))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import commands
-from ..commands import variant
 from ..tables.cells import Cell, Evaluation
 from ..tables.scales import Scale
 
@@ -79,7 +78,7 @@ def read_results(out: Path) -> Results:
 
 def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
     name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
-    return [results.get((variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
+    return [results.get((commands.variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
             for dataset in cell.evaluation.datasets]
 
 

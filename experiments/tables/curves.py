@@ -59,8 +59,6 @@ def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int
 
 def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> str:
     from open_clip_mdc.data.markdown import markdown_table
-    if not scale.curve:
-        return ""
     samples = scale.data[scale.alt].samples * scale.epochs
     return (f"\nA whole run: {samples:,} images, {samples // scale.batch:,} steps of {scale.batch}.\n\n" +
             markdown_table(["", f"images until {ENOUGH:.0f} % of {BOUND}"],
