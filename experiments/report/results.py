@@ -78,8 +78,8 @@ def read_results(out: Path) -> Results:
 
 def parts(results: Results, scale: Scale, cell: Cell) -> list[dict[int, Result]]:
     name = f"{cell.run.name(0).rpartition('--s')[0]}/epoch_{commands.checkpoint_epoch(scale, cell.run)}"
-    return [results.get((commands.variant(cell.evaluation), dataset, "" if cell.evaluation.task == "judge" else name), {})
-            for dataset in cell.evaluation.datasets]
+    folder, run = commands.variant(cell.evaluation), "" if cell.evaluation.task == "judge" else name
+    return [results.get((folder, dataset, run), {}) for dataset in cell.evaluation.datasets]
 
 
 def shares(evaluation: Evaluation, seed_results: list[Result]) -> list[float]:
