@@ -130,8 +130,9 @@ def main() -> None:
         sys.exit(f"error: --parts {','.join(sorted(unknown))}: no such part. There are {', '.join(PARTS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: no CUDA device. --device cpu --small tries the script")
-    bench = Bench(args.device, args.small, ("ViT-Ti-8",), (4,)) if args.small else Bench(
-        args.device, args.small, tuple(args.sizes.split(",")), tuple(map(int, args.batches.split(","))))
+    bench = Bench(args.device, args.small, tuple(args.sizes.split(",")), tuple(map(int, args.batches.split(","))))
+    if args.small:
+        bench = bench._replace(sizes=("ViT-Ti-8",), batches=(4,))
     here = machine(args.device)
     out = args.out or (FOLDER if args.device == "cuda" else None)
     old = out / "gpu.json" if out else None

@@ -36,13 +36,6 @@ class Bench(NamedTuple):
         return torch.autocast(self.device, torch.bfloat16)
 
 
-def refusable(row: Row, measure: Callable[[], Row]) -> Row:
-    try:
-        return row | measure()
-    except RuntimeError as problem:  # out of memory, say
-        return row | {"note": f"{type(problem).__name__}: {str(problem).splitlines()[0][:100]}"}
-
-
 def ceiling(bench: Bench) -> float:
     n = 128 if bench.small else 8192
     x, y = (torch.randn(n, n, device=bench.device, dtype=torch.bfloat16) for _ in "xy")
@@ -118,22 +111,22 @@ def train_step(bench: Bench, name: str, size: str, batch: int, compiled: bool, p
 def steps(bench: Bench) -> Iterator[Row]:
     """Yield training steps of MDC and CLIP, eager and compiled. TFLOP/s of both count the multiplications of eager."""
     peak = ceiling(bench)
-    for size in bench.sizes:
-        for batch in bench.batches:
-            flops = {}
-            for compiled in (False, True):
-                for name in ("MDC", "CLIP"):
-                    row = refusable({"model": name, "size": size, "batch": batch,
-                                     "mode": "compiled" if compiled else "eager"},
-                                    partial(train_step, bench, name, size, batch, compiled, peak))
-                    if "TFLOP/s" in row:
-                        flops[name] = row["TFLOP/s"] * row["ms"]
-                    elif name in flops and "ms" in row:
-                        row["TFLOP/s"] = flops[name] / row["ms"]
-                        row["share"] = row["TFLOP/s"] / peak
-                    yield row
-                    if bench.device == "cuda":
-                        torch.cuda.empty_cache()
+    for size, batch in itertools.product(bench.sizes, bench.batches):
+        flops = {}
+        for compiled, name in itertools.product((False, True), ("MDC", "CLIP")):
+            row = {"model": name, "size": size, "batch": batch, "mode": "compiled" if compiled else "eager"}
+            try:
+                row |= train_step(bench, name, size, batch, compiled, peak)
+            except RuntimeError as problem:  # out of memory, say
+                row["note"] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:100]}"
+            if "TFLOP/s" in row:
+                flops[name] = row["TFLOP/s"] * row["ms"]
+            elif name in flops and "ms" in row:
+                row["TFLOP/s"] = flops[name] / row["ms"]
+                row["share"] = row["TFLOP/s"] / peak
+            yield row
+            if bench.device == "cuda":
+                torch.cuda.empty_cache()
 
 
 def waits(function: Callable[[], object]) -> tuple[int, str]:

@@ -26,10 +26,6 @@ AIM, AIMED = 1.10, ("Algorithm 1", "CLIP")
 LENGTHS = (8, 16, 32, 64, 77)
 
 
-def names(size: str) -> list[str]:
-    return [name for name in NAMES if name != "CoCa" or f"coca_{size}" in open_clip.list_models()]
-
-
 def make(args: argparse.Namespace, name: str, long: bool) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
     side = contestant(name, args.size)
     text = tokenize(name, args.size, evenly_spaced(read_captions(args.captions), args.batch_size, long))
@@ -44,7 +40,8 @@ def peak_memory(args: argparse.Namespace, name: str, long: bool) -> float:
 
 
 def compare(args: argparse.Namespace, long: bool) -> list[tuple]:
-    sides = {name: make(args, name, long) for name in names(args.size)}
+    sides = {name: make(args, name, long) for name in NAMES
+             if name != "CoCa" or f"coca_{args.size}" in open_clip.list_models()}
     mdc, _, text = sides["MDC"]
     tokens = valid_tokens(text, mdc.model.vocab_size).sum(1).float().mean()
     steps = {name: partial(side.step, *batch) for name, (side, *batch) in sides.items()}
