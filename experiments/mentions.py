@@ -158,8 +158,7 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
         yield sample["__key__"], transform(decode_image(BytesIO(sample[image_member(sample)]))), captions
 
 
-def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int,
-             seed: int = 0) -> dict[str, list]:
+def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int) -> dict[str, list]:
     """Return the keys of the scenes ("images"), and the mean over both orders of each scene.
 
     The means have the names "MEASURE_PLACE" and "weight_PLACE" in the context as trained. Those of "left_MEASURE_PLACE"
@@ -168,7 +167,7 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
     words = torch.tensor([tokenizer.encode(word)[0] for word in (*COLOURS, *SHAPES)])
     possible, p = zip(*law(redundancy), strict=True)
     world = tokenizer(list(possible)), torch.tensor(p, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     scenes = list(read_scenes(shard, transform))
     null_image = mean_image(model, [torch.stack([image for _, image, _ in scenes[:NULL_IMAGES]])])
     found: dict[str, list] = {"images": [key for key, _, _ in scenes]}
@@ -189,17 +188,12 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
     return found
 
 
-def means(found: dict[str, list], measures: Sequence[str] = MEASURES) -> dict[str, float]:
-    """Return the weighted mean over images of each "MEASURE_PLACE", in each context."""
-    contexts = ("", "left_") if "left_weight_first" in found else ("",)
-    return {f"{context}{name}_{place}": float(np.sum(found[f"{context}{name}_{place}"]) /
-                                              np.sum(found[f"{context}weight_{place}"]))
-            for context in contexts for name in measures for place in PLACES}
-
-
 def keep(path: Path, about: dict, found: dict[str, list], measures: Sequence[str] = MEASURES) -> None:
-    """Write the result of a network and its values of single images, and print the means. `found` is of `by_image`."""
-    metrics = means(found, measures)
+    """Write the values of single images and their weighted means, and print the latter. `found` is of `by_image`."""
+    contexts = ("", "left_") if "left_weight_first" in found else ("",)
+    metrics = {f"{context}{name}_{place}": float(np.sum(found[f"{context}{name}_{place}"]) /
+                                                 np.sum(found[f"{context}weight_{place}"]))
+               for context in contexts for name in measures for place in PLACES}
     values = {name: [float(f"{x:.{DIGITS}g}") for x in of_images] for name, of_images in found.items()
               if name != "images"}
     results.write_items(path, {"images": found["images"], "values": values})
