@@ -59,19 +59,22 @@ def alone(logs: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def write(path: Path, text: str) -> None:
+    from open_clip_mdc.data.files import new_file  # imported here, as `make -n` runs where nothing is installed
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def describe(step: Step, threads: str) -> None:
     """Write a training's command.txt. On the CPU also write environment.txt, with a line for each machine it ran on."""
-    from open_clip_mdc.data.files import new_file  # imported here, as `make -n` runs where nothing is installed
     from open_clip_mdc.environment import environment
     step.folder.mkdir(parents=True, exist_ok=True)
-    with new_file(step.folder / "command.txt") as partial:
-        partial.write_text(step.recipe, encoding="utf-8")
+    write(step.folder / "command.txt", step.recipe)
     if "cpu" not in step.command:  # reading a GPU's name would take memory on it, and its last digits do not repeat
         return
     path = step.folder / "environment.txt"
     known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    with new_file(path) as partial:
-        partial.write_text("\n".join(dict.fromkeys([*known, environment(threads)])) + "\n", encoding="utf-8")
+    write(path, "\n".join(dict.fromkeys([*known, environment(threads)])) + "\n")
 
 
 def run_step(step: Step, logs: Path, threads: int, lock: int, under_way: list[subprocess.Popen]) -> None:

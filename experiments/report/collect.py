@@ -12,6 +12,7 @@ from pathlib import Path
 from .. import commands
 from ..commands import Place
 from ..problems import in_one_line, make_parser
+from ..progress import write
 from ..tables import article, between, curves, mcdiffusion, photos, rates
 from ..tables.cells import Cell, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
@@ -72,12 +73,6 @@ def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Plac
     known = "; ".join(line if count == len(runs) else f"{line} ({count} of {len(runs)} runs)"
                       for line, count in sorted(found.items()))
     return f"Trained on {known}.\n" if known else ""
-
-
-def write(path: Path, text: str) -> None:
-    from open_clip_mdc.data.files import new_file  # imported here, as `make -n` runs where nothing is installed
-    with new_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str]:
