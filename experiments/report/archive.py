@@ -13,7 +13,6 @@ import io
 import lzma
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,21 +32,17 @@ def read(path: Path) -> bytes:
     return "".join("Train Epoch: {} [{}/ ({}%)] Caption_loss: {} (\n".format(*line) for line in lines).encode()
 
 
-def members(out: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted({path for pattern in RESULTS for path in out.glob(pattern)}):
-        yield path.relative_to(out).as_posix(), read(path)
-
-
 def pack(out: Path, archive: Path) -> int:
     """Write the archive, whole or not at all, and return its number of files. The same files give the same bytes."""
     from open_clip_mdc.data.files import new_file
-    found = list(members(out))
-    if not any(name.startswith("results/") for name, _ in found):
+    found = {path.relative_to(out).as_posix(): path for path in sorted(
+        path for pattern in RESULTS for path in out.glob(pattern))}
+    if not any(name.startswith("results/") for name in found):
         raise ValueError(f"{out} holds no results/: give the --out of an experiment")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with new_file(archive) as partial, tarfile.open(partial, "w:xz", preset=9) as tar:
-        for name, content in found:
-            info = tarfile.TarInfo(name)
+        for name, path in found.items():
+            info, content = tarfile.TarInfo(name), read(path)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return len(found)
