@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from ..commands import Place
 from ..problems import in_one_line, make_parser
+from ..progress import write
 from ..tables.scales import SCALES
 from . import archive
 from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
-from .collect import LEDGERS, WITH_CLAIMS, collect, write
+from .collect import LEDGERS, WITH_CLAIMS, collect
 
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
@@ -59,9 +60,8 @@ def insert(pages: dict[str, str], scale: str, path: Path) -> None:
 
 
 class Published(NamedTuple):
-    """The scale, tables, claims and figures of an archive."""
+    """The tables, claims and figures of an archive."""
 
-    scale: str
     tables: dict[str, str]  # Markdown by name
     claims: str  # CSV
     figures: dict[str, bytes]  # PNG by the name of a file in figures/
@@ -69,7 +69,7 @@ class Published(NamedTuple):
 
 def from_archive(file: Path, page: str) -> Published:
     """Return the tables and figures of an archive for which its page has a place, and its claims."""
-    scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
+    scale = file.name.partition(".")[0]
     names = set(re.findall(rf"<!-- {scale} (\w+) -->", page)).difference(WITHOUT_ARCHIVE)
     with TemporaryDirectory() as folder:
         out = Path(folder, scale)
@@ -78,7 +78,7 @@ def from_archive(file: Path, page: str) -> Published:
         tables = [out / "tables" / "claims" / f"{name}.csv" for name in WITH_CLAIMS if name in names]
         drawn = {scale if path.stem == scale else f"{scale}-{path.stem}": path for path in out.glob("tables/*.png")}
         figures = {f"{name}.png": path.read_bytes() for name, path in drawn.items() if f"/{name}.png)" in page}
-        return Published(scale, pages, "".join(file.read_text(encoding="utf-8") for file in tables), figures)
+        return Published(pages, "".join(file.read_text(encoding="utf-8") for file in tables), figures)
 
 
 # ---- RESULTS.md, from claims.csv

@@ -79,7 +79,6 @@ class Finding(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    finding: Finding
     p: float | None  # corrected
     p_within: float | None
     outcome: str  # above, below, within, not resolved, not run
@@ -247,5 +246,5 @@ def decide(findings: Iterable[Finding]) -> list[Verdict]:
             outcome = "within"
         if p is not None and p <= LEVEL:
             outcome = "above" if finding.difference > 0 else "below"
-        verdicts.append(Verdict(finding, p, within, outcome))
+        verdicts.append(Verdict(p, within, outcome))
     return verdicts

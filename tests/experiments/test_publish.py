@@ -26,7 +26,7 @@ def test_tables_and_claims_of_the_pages_are_those_of_the_archives(file):
     """Every number, to the digit."""
     scale, _, part = file.name.removesuffix(".tar.xz").partition(".")
     page = (RESULTS / f"{part or scale}.md").read_text(encoding="utf-8")
-    _, pages, claims, figures = publish.from_archive(file, page)
+    pages, claims, figures = publish.from_archive(file, page)
     needed = {"mcdiffusion": {*mcdiffusion.TABLES, "mcdiffusion"}, "contexts": {"contexts", "between"},
               "repetition": {"epochs", "repetition"}, "sentences": {"sentences"},
               "photographs": {"photos", "likelihoods"}, "views": {"table8", "views"}, "fair": {"rates", "own", "fair"},
