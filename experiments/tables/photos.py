@@ -29,6 +29,7 @@ TRIES = {**{f"blocks of {sizes}": (f"blocks of {sizes}", LONG_BEAM) for sizes in
          "Mix, consensus": ("Mix", (*BEAM, "--temperature", "0.5", "--samples", "8", "--select", "consensus")),
          **{f"{row} after ARC": (row, RECIPES[row][-1]) for row in ("MDC", "Mix", "blocks of 4")}}
 CHOSEN_BY = "CIDEr"
+QUALITY = ("B@4", "METEOR", CHOSEN_BY)
 OBJECTIVES = ("MDC", "ARC", "CapPa")
 EPOCHS = (1, 4, 16, 64)
 # The best of `photos` by validation when the archived runs of `epochs` were made.
@@ -46,9 +47,8 @@ def photos(scale: Scale) -> Iterator[Cell]:
             for flags in recipes:
                 yield from caption_cells(
                     scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '') or 'greedy'}",
-                    run_of(scale, objective, locked=not scale.free),
-                    ("B@4", "METEOR", CHOSEN_BY, "words"), flags, f"{test.label}, {objective}",
-                    ("B@4", "METEOR", CHOSEN_BY), where=(test.root, test.dataset))
+                    run_of(scale, objective, locked=not scale.free), (*QUALITY, "words"), flags,
+                    f"{test.label}, {objective}", QUALITY, where=(test.root, test.dataset))
 
 
 def tries(scale: Scale) -> Iterator[Cell]:
@@ -58,8 +58,7 @@ def tries(scale: Scale) -> Iterator[Cell]:
         run = run_of(scale, objective)
         if row.endswith("after ARC"):
             run = run._replace(start=run_of(scale, "ARC")._replace(epochs=0.5))
-        yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY, "words"), flags,
-                                 where=(where.root, where.dataset))
+        yield from caption_cells(scale, row, run, (*QUALITY, "words"), flags, where=(where.root, where.dataset))
 
 
 def likelihoods(scale: Scale) -> Iterator[Cell]:
@@ -79,8 +78,8 @@ def towers(scale: Scale) -> Iterator[Cell]:
     for objective in OBJECTIVES if "towers" in scale.tables else ():
         for name, locked in (("locked", True), ("free", False)):
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
-            yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY),
-                                     length_flags(scale, objective), where=(test.root, test.dataset))
+            yield from caption_cells(scale, row, run, QUALITY, length_flags(scale, objective),
+                                     where=(test.root, test.dataset))
             for column, evaluation in (selections(scale) | selections(scale, "_debiased")).items():
                 yield Cell(row, column, run, evaluation)
             yield Cell(row, next(iter(scale.probes)), run, probe(scale), competes=not locked)
@@ -92,7 +91,7 @@ def epochs(scale: Scale) -> Iterator[Cell]:
         for number in EPOCHS:
             run = run_of(scale, objective)._replace(epochs=number)
             row = f"{objective}, {number} epoch{'s' * (number > 1)}"
-            yield from caption_cells(scale, row, run, ("B@4", "METEOR", CHOSEN_BY), flags, f"{number} epochs")
+            yield from caption_cells(scale, row, run, QUALITY, flags, f"{number} epochs")
             yield Cell(row, "NELBO, nats per caption", run, Evaluation(
                 "log", "", ("",), "nelbo_per_caption", scale=1.0), competes=False)
 
