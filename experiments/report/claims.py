@@ -232,11 +232,6 @@ def interval(finding: Finding) -> str:
     return "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
 
 
-def counts(rows: Iterable[Row]) -> str:
-    found = Counter(row.verdict for row in rows)
-    return ", ".join(f"{found[kind]} {kind}" for kind in KINDS)
-
-
 def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
     """Return a ledger as Markdown: judged claims, standard deviations, and the claims that need the paper's scale."""
     from open_clip_mdc.data.markdown import markdown_table
@@ -248,7 +243,8 @@ def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
           number(row.p), f"{number(row.p_within)} ({row.margin:g})" if row.p_within is not None else "",
           row.finding.basis if row.verdict != "not run" else "",
           f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in judged])
-    page += f"\n\n{len(judged)} claims: {counts(judged)}.\n"
+    found = Counter(row.verdict for row in judged)
+    page += f"\n\n{len(judged)} claims: {', '.join(f'{found[kind]} {kind}' for kind in KINDS)}.\n"
     measured = measured_of(results, scale)
     pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}"]
              for what, one in pools_of(judged, measured)]

@@ -43,17 +43,17 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
     """
     from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
+    summarised = list(zip(cells, summaries, strict=True))
     ranks: dict[tuple[str, str], list[float]] = {}
-    for cell, summary in zip(cells, summaries, strict=True):
+    for cell, summary in summarised:
         if summary and cell.competes:
             ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
     text, empty, absent = {}, set(), set()
     if any(summaries):
-        empty, absent = set(columns), set(rows) - {c.row for c, s in zip(cells, summaries, strict=True) if s}
-    for cell, summary in zip(cells, summaries, strict=True):
+        empty = set(columns) - {c.column for c, s in summarised if s or c.paper is not None}
+        absent = set(rows) - {c.row for c, s in summarised if s}
+    for cell, summary in summarised:
         shown = str(summary) if summary else "missing"
-        if summary or cell.paper is not None:
-            empty.discard(cell.column)
         if summary and cell.competes:
             others = ranks[cell.block, cell.column]
             place = sorted(set(others), reverse=True).index(round(summary.mean, 1))
