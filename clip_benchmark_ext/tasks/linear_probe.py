@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -143,13 +144,13 @@ def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: s
                  device: str | torch.device, folder: str, note: str) -> dict[str, tuple[Tensor | Rows, Tensor]]:
     model.eval().to(device)
     encode = feature_fn(model, kind)
+    scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
     model_key = fingerprint(model)
     data = {}
     for split, loader in loaders.items():
         key = cache_key(model_key, loader, split, kind, normalize, device, amp)
 
         def extract(split: str = split, loader: DataLoader = loader) -> tuple[Tensor, Tensor]:
-            scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
             return extract_features(scale, loader, device, amp, f"{split} features", folder)
 
         data[split] = cached_features(folder, key, extract, note)
@@ -223,17 +224,11 @@ def predict(probe: torch.nn.Linear, features: Tensor | Rows, batch_size: int, am
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
     """Return the best of 97 weight decays from 1e-6 to 1e2 by clip_benchmark's `find_peak`, the smaller of equals."""
     candidates = np.logspace(-6, 2, num=97).tolist()
-    accuracy: dict[int, float] = {}
-
-    def peak(indices: list[int]) -> int:
-        for i in indices:
-            if i not in accuracy:
-                accuracy[i] = validation_accuracy(candidates[i])
-        return max(indices, key=accuracy.__getitem__)  # the first of equals
-
-    best = peak(list(range(0, len(candidates), 16)))
+    accuracy = cache(validation_accuracy)
+    best = candidates.index(max(candidates[::16], key=accuracy))  # the first of equals
     for span in (8, 4, 2, 1):
-        best = peak([max(best - span, 0), best, min(best + span, len(candidates) - 1)])
+        around = candidates[max(best - span, 0):best + span + 1:span]
+        best = candidates.index(max(around, key=accuracy))
     return candidates[best]
 
 
