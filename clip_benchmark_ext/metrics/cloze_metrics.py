@@ -40,11 +40,6 @@ def outcomes(one: Answer, words: Sequence[str], alpha: float) -> dict[str, bool]
     return found
 
 
-def _named(name: str, kind: str) -> str:
-    metric, acc, row = name.partition("_acc")
-    return f"{metric}{acc}_{kind}{row}"
-
-
 def cloze_metrics(answers: Mapping[str, Sequence[Answer]], lists: Mapping[str, Sequence[str]],
                   alpha: float = 1.0) -> tuple[dict, dict]:
     """Return the metrics of answers by image, and items for `results.write_items`."""
@@ -59,10 +54,12 @@ def cloze_metrics(answers: Mapping[str, Sequence[Answer]], lists: Mapping[str, S
         right = [[outcomes(one, lists[kind], alpha) for one in own] for own in by_image]
         names = next(own[0] for own in right if own)
         for name in names:
-            values[_named(name, kind)] = [fmean(o[name] for o in own) if own else 0.0 for own in right]
-            weights[_named(name, kind)] = [float(len(own)) for own in right]
-            metrics[_named(name, kind)] = fmean(o[name] for own in right for o in own)
-            means[name].append(metrics[_named(name, kind)])
+            metric, acc, row = name.partition("_acc")
+            named = f"{metric}{acc}_{kind}{row}"
+            values[named] = [fmean(o[name] for o in own) if own else 0.0 for own in right]
+            weights[named] = [float(len(own)) for own in right]
+            metrics[named] = fmean(o[name] for own in right for o in own)
+            means[name].append(metrics[named])
         metrics[f"majority_acc_{kind}"] = max(all_answers.values()) / all_answers.total()
         means["majority_acc"].append(metrics[f"majority_acc_{kind}"])
     return ({name: fmean(numbers) for name, numbers in means.items()} | metrics,
