@@ -71,7 +71,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
     """
     model, tokenizer, options, device = job.model, job.tokenizer, job.options, job.args.device
     clip_images = clip and job.load_test(clip.transform)
-    guided, samples = guides(options), "samples" in options and "select" not in options
+    guided = guides(options)
     with job.autocast():
         blind = null_image(model, batches, device) if needs_null_image(options, model) else None
     seen_by_clip = own_batches(clip_images, "images for CLIP") if clip else repeat((0, None))
@@ -88,9 +88,9 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
         count = len(text) // len(ids)  # consecutive captions per image
         texts = decode_captions(text.cpu(), tokenizer)
         return {"ids": ids, "names": list(batch[3]) if len(batch) > 3 else [""] * len(ids),
-                "captions": texts[::count], "references": references,
+                "captions": texts[::count],
                 "tokens": (caption_lengths(text, tokenizer.vocab_size)[::count] - 2).tolist(),
-                "steps": (step.amax(1)[::count] + 1).tolist(),
+                "steps": (step.amax(1)[::count] + 1).tolist(), "references": references,
                 **({"samples": [texts[j:j + count] for j in range(0, len(texts), count)]} if count > 1 else {}),
                 **({"clip_texts": guide.texts} if guide else {}),
                 **({"guidance_kl": [torch.cat(kl).mean().item()] * len(ids)} if guided else {})}
@@ -102,8 +102,7 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
     names = [name for row in rows for name in row.get("names", [""] * len(row["ids"]))]
     return {"filenames": {i: name for i, name in zip(ids, names, strict=True) if name}} | {
             name: dict(zip(ids, [x for row in rows for x in row[name]], strict=True))
-            for name in ("captions", "tokens", "steps", "references", *(("samples",) if samples else ()),
-                         *(("clip_texts",) if clip else ()), *(("guidance_kl",) if guided else ()))}
+            for name in rows[0] if name not in ("batch", "ids", "names")}
 
 
 def read_captions(file: Path, key: dict) -> dict | None:
