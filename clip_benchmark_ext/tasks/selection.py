@@ -98,30 +98,29 @@ def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int
     return [{name: x[case, 0] if num_images == 1 else x[case] for name, x in arrays.items()} for case in range(cases)]
 
 
-def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable, device: str, amp: bool = True,
-             options: dict | None = None, alpha: float = 1.0) -> dict:
-    """Return the metrics of a selection data set, for captioners plain, blind and debiased by `alpha`."""
-    dataset: SelectionDataset = dataloader.dataset
-    facts = dict(dataset.facts)
-    by_likelihood = (options or {}).get("method", "cosine") != "cosine"
-    with torch.autocast(torch.device(device).type, enabled=amp):
-        if by_likelihood:
-            facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
-            score = likelihood_scorer(model, tokenizer, device, null_image(model, dataloader, device), options, alpha)
-        else:
+def run(job: Job, batches: DataLoader) -> dict:
+    """Return the metrics of a selection data set, for captioners plain, blind and debiased."""
+    model, tokenizer, device, options = job.model, job.tokenizer, job.args.device, dict(job.options)
+    dataset: SelectionDataset = batches.dataset
+    facts, alpha = dict(dataset.facts), options.pop("alpha", 1.0)
+    with job.autocast():
+        if job.by_cosine:
             score = cosine_scorer(model, tokenizer, device)
+        else:
+            facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
+            score = likelihood_scorer(model, tokenizer, device, null_image(model, batches, device), options, alpha)
         cases = [case for batch in merge([(i, score(images, texts)) for i, (images, texts) in own_batches(
-            dataloader, dataset.name)]) for case in batch]
+            batches, dataset.name)]) for case in batch]
     rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
     surfaces = dict(SURFACES)
-    if by_likelihood:  # a sum over tokens, so that length may decide
+    if not job.by_cosine:  # a sum over tokens, so that length may decide
         surfaces["length"] = lambda text: len(tokenizer.encode(text))
     if dataset.metric.statements:
         metrics, items = statement_metrics(rows, dataset.cases)
     else:
         metrics, items = selection_metrics(dataset.metric, rows, dataset.cases, surfaces)
     metrics |= {**facts, "items": items}
-    if not by_likelihood:
+    if job.by_cosine:
         theirs = {} if any(case.right != 1 for case in dataset.cases) else clip_benchmarks_metrics(
             [case["upstream"] for case in cases])  # clip_benchmark's metrics need one right caption
         return {**metrics, **theirs, "scorer": "cosine"}
@@ -130,8 +129,3 @@ def evaluate(model: torch.nn.Module, dataloader: DataLoader, tokenizer: Callable
     if "draws" in cases[0]:
         metrics["mean_draws"] = float(np.mean([case["draws"].mean() for case in cases]))
     return metrics
-
-
-def run(job: Job, batches: DataLoader) -> dict:
-    options = dict(job.options)
-    return evaluate(job.model, batches, job.tokenizer, **job.common, alpha=options.pop("alpha", 1.0), options=options)
