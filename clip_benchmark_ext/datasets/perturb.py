@@ -43,24 +43,23 @@ def treebank_tokenizer() -> Tokenizer:
     return tokenize
 
 
-def _permute(tokens: list[str], slots: list[int], rng: random.Random) -> None:
-    moved = [tokens[i] for i in slots]
-    rng.shuffle(moved)
-    for i, token in zip(slots, moved, strict=True):
-        tokens[i] = token
+def _shuffled(tagged: list[tuple[str, str]], rng: random.Random, *kinds: Callable[[str], bool]) -> str:
+    tokens = [token for token, _ in tagged]
+    for is_own in kinds:
+        slots = [i for i, (_, tag) in enumerate(tagged) if is_own(tag)]
+        moved = [tokens[i] for i in slots]
+        rng.shuffle(moved)
+        for i, token in zip(slots, moved, strict=True):
+            tokens[i] = token
+    return " ".join(tokens)
 
 
 def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    tokens = [token for token, _ in tagged]
-    for tags in (NOUN_TAGS, ADJECTIVE_TAGS):
-        _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag in tags], rng)
-    return " ".join(tokens)
+    return _shuffled(tagged, rng, NOUN_TAGS.__contains__, ADJECTIVE_TAGS.__contains__)
 
 
 def shuffle_allbut_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
-    tokens = [token for token, _ in tagged]
-    _permute(tokens, [i for i, (_, tag) in enumerate(tagged) if tag not in NOUN_TAGS | ADJECTIVE_TAGS], rng)
-    return " ".join(tokens)
+    return _shuffled(tagged, rng, lambda tag: tag not in NOUN_TAGS | ADJECTIVE_TAGS)
 
 
 def trigrams(tokens: list[str]) -> list[list[str]]:
@@ -71,13 +70,13 @@ def shuffle_within_trigrams(tokens: list[str], rng: random.Random) -> str:
     chunks = trigrams(tokens)
     for chunk in chunks:
         rng.shuffle(chunk)
-    return " ".join(token for chunk in chunks for token in chunk)
+    return " ".join(map(" ".join, chunks))
 
 
 def shuffle_trigrams(tokens: list[str], rng: random.Random) -> str:
     chunks = trigrams(tokens)
     rng.shuffle(chunks)
-    return " ".join(token for chunk in chunks for token in chunk)
+    return " ".join(map(" ".join, chunks))
 
 
 def perturb(caption: str, tagger: Tagger, tokenizer: Tokenizer, rng: random.Random) -> list[str]:
