@@ -29,6 +29,6 @@ def metrics(captions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, li
         "repeating_captions": [float(repeated_words(caption) > 0) for caption in captions.values()],
         "distinct_words": [float(len(set(text))) for text in words],
         "empty_captions": [float(not text) for text in words],
-        "cut_captions": [float(text[-1:] != [] and text[-1] in LEAD_ON) for text in words],
+        "cut_captions": [float(not LEAD_ON.isdisjoint(text[-1:])) for text in words],
     }
     return {name: fmean(values) for name, values in of_images.items()}, of_images

@@ -13,6 +13,7 @@ import pandas as pd
 from sklearn.metrics import roc_auc_score
 
 from ..datasets.readers import Case
+from .selection_metrics import suffix_of
 
 
 def statement_metrics(scores: Mapping[str, Sequence], cases: Sequence[Case]) -> tuple[dict, dict]:
@@ -22,9 +23,8 @@ def statement_metrics(scores: Mapping[str, Sequence], cases: Sequence[Case]) -> 
     items: dict = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}
     for row, values in scores.items():
         score = np.array([np.asarray(value, dtype=np.float64).item() for value in values])
-        suffix = "" if row == "plain" else f"_{row}"
         if 0 < true.mean() < 1:
-            metrics[f"auc{suffix}"] = float(roc_auc_score(true, score))
+            metrics[f"auc{suffix_of(row)}"] = float(roc_auc_score(true, score))
         if row == "debiased":
             right = (score > 0) == true
             of_sentences = pd.Series(right).groupby(pd.Series([case.group for case in cases])).all()

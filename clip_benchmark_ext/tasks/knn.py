@@ -15,7 +15,7 @@ COSINES = 2 ** 27  # at once, 512 MB, which bounds the test images of a chunk
 
 
 def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
-              temperature: float = TEMPERATURE, chunk: int | None = None) -> dict[str, Tensor]:
+              chunk: int | None = None) -> dict[str, Tensor]:
     """Return the votes of the test images, float [N, C], by name ("knn10", ...).
 
     Args:
@@ -31,7 +31,7 @@ def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tup
     train, parts = F.normalize(train.float(), dim=-1), {k: [] for k in ks}
     for features in F.normalize(test.float(), dim=-1).split(chunk):
         cosine, nearest = (features @ train.T).topk(max(ks), dim=1)
-        weights = (cosine / temperature).exp()
+        weights = (cosine / TEMPERATURE).exp()
         for k in ks:
             votes = torch.zeros(len(features), classes, device=features.device)
             parts[k].append(votes.scatter_add_(1, labels[nearest[:, :k]], weights[:, :k]).cpu())
