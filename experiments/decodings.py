@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from pycocoevalcap.cider.cider import Cider
+from scipy.stats import sem
 
 from clip_benchmark_ext.metrics import hallucination, repeats
 from clip_benchmark_ext.metrics.caption_metrics import split_words
@@ -99,7 +100,7 @@ def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarra
 
 def with_error(values: np.ndarray, column: str) -> str:
     digits = 3 if column == "CIDEr" else 1
-    error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    error = f" ± {sem(values):.{digits}f}" if len(values) > 1 else ""
     return f"{values.mean():.{digits}f}{error}"
 
 
@@ -114,8 +115,8 @@ def report(said: dict[str, dict], references: list[list[str]], out: Path) -> str
         axes.set(xlabel="steps a caption", ylabel=column, xscale="log")
         for number, (way, each) in enumerate(values.items()):
             x = each[column]
-            axes.errorbar(said[way]["steps"], x.mean(), x.std(ddof=1) / len(x) ** 0.5, marker="os"[way[0] == "A"],
-                          color=f"C{number % 10}", fillstyle=("full", "none")[number > 9], capsize=2, label=way)
+            axes.errorbar(said[way]["steps"], x.mean(), sem(x), marker="os"[way[0] == "A"], color=f"C{number % 10}",
+                          fillstyle=("full", "none")[number > 9], capsize=2, label=way)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right", frameon=False, fontsize=7)
     figure.savefig(f"{out}.png", dpi=100)
     return markdown_table(["", "steps", *COLUMNS, "CIDEr, from " + BASE], rows)
