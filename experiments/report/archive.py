@@ -89,10 +89,11 @@ def compare(first: Path, second: Path) -> str:
     both = [key for key in ours if key in theirs]
     if not both:
         raise ValueError(f"{first} and {second} have no result in common")
-    unlike = {key: {name: (ours[key].get(name), theirs[key].get(name)) for name in ours[key].keys() | theirs[key].keys()
-                    if str(ours[key].get(name)) != str(theirs[key].get(name))} for key in both}
-    lines = [f"{' '.join(map(str, key))}: " + ", ".join(f"{name} {a} and {b}" for name, (a, b) in sorted(names.items()))
-             for key, names in unlike.items() if names]
+    lines = []
+    for key in both:
+        pairs = [(name, ours[key].get(name), theirs[key].get(name)) for name in sorted({*ours[key], *theirs[key]})]
+        if unlike := [f"{name} {a} and {b}" for name, a, b in pairs if str(a) != str(b)]:
+            lines.append(f"{' '.join(map(str, key))}: {', '.join(unlike)}")
     return "\n".join([*lines, f"{len(both) - len(lines)} of {len(both)} results in both are equal to the digit "
                       f"({len(ours)} in {first}, {len(theirs)} in {second})"])
 
