@@ -72,8 +72,8 @@ def models(runs: Iterable[Run], evaluations: Iterable[Evaluation], place: Place)
             import open_clip
             from huggingface_hub import try_to_load_from_cache
             repository = open_clip.get_pretrained_cfg(run.model, run.start)["hf_hub"].rstrip("/")
-            if not isinstance(try_to_load_from_cache(repository, "open_clip_pytorch_model.bin"), str) and \
-                    not isinstance(try_to_load_from_cache(repository, "open_clip_model.safetensors"), str):
+            files = ("open_clip_pytorch_model.bin", "open_clip_model.safetensors")
+            if not any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
                 yield Missing(f"weights {run.start} of {run.model}", f"{place.bin}python -c "
                               f"\"import open_clip; open_clip.create_model('{run.model}', '{run.start}')\"")
     order = {(e.root, d) for e in evaluations for d in e.datasets if d.endswith("_order")}
