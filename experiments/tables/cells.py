@@ -2,7 +2,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from .scale import Scale
+from .scale import Captioning, Scale
 
 
 class Run(NamedTuple):
@@ -76,10 +76,10 @@ def length_flags(scale: Scale, objective: str, length: str | None = None) -> tup
     return () if objective in ("ARC", "CapPa") else ("--caption_length", length or scale.captioning[0].lengths[0])
 
 
-def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: tuple[str, str] | None = None,
+def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: Captioning | tuple[str, str] | None = None,
                guide: Run | None = None, clipscore: Run | None = None) -> Evaluation:
     """Return the captioning of the scale's test set, or of another (root, data set), by the metric of a column."""
-    root, dataset = where or (scale.captioning[0].root, scale.captioning[0].dataset)
+    root, dataset, *_ = where or scale.captioning[0]
     return Evaluation("captioning", root, (dataset,), METRICS.get(column, column), flags, FACTORS.get(column, 100.0),
                       guide=guide, clipscore=clipscore)
 

@@ -84,7 +84,7 @@ def table3(scale: Scale) -> Iterator[Cell]:
             row = f"{test.label}, {system}"
             known = dict(zip(paper.CAPTION_METRICS, paper.TABLES["table3"].get(row, ()), strict=False))
             for column in ("B@4", "METEOR", "CIDEr", "SPICE", "ROUGE-L", "words"):
-                evaluation = captioning(scale, column, flags, (test.root, test.dataset))
+                evaluation = captioning(scale, column, flags, test)
                 yield Cell(row, column, run, evaluation, known.get(column), test.label,
                            column != "words" and system != "CoCa")
             if system != "CoCa":
@@ -143,8 +143,7 @@ def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...]
         run, _ = systems(scale, test)["MDC-" + test.lengths[0]]
         for value in map(str, values):
             yield from caption_cells(scale, f"{test.label}, {value}", run, ("CIDEr", "METEOR", "words", "steps"),
-                                     (*others, flag, value), test.label, ("CIDEr", "METEOR"),
-                                     where=(test.root, test.dataset))
+                                     (*others, flag, value), test.label, ("CIDEr", "METEOR"), where=test)
 
 
 def lengths(scale: Scale) -> Iterator[Cell]:

@@ -48,17 +48,16 @@ def photos(scale: Scale) -> Iterator[Cell]:
                 yield from caption_cells(
                     scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '') or 'greedy'}",
                     run_of(scale, objective, locked=not scale.free), (*QUALITY, "words"), flags,
-                    f"{test.label}, {objective}", QUALITY, where=(test.root, test.dataset))
+                    f"{test.label}, {objective}", QUALITY, where=test)
 
 
 def tries(scale: Scale) -> Iterator[Cell]:
     """Yield captions of validation photographs. A run that starts as ARC takes half of its steps so."""
-    where = scale.captioning[0]
     for row, (objective, flags) in TRIES.items() if "tries" in scale.tables else ():
         run = run_of(scale, objective)
         if row.endswith("after ARC"):
             run = run._replace(start=run_of(scale, "ARC")._replace(epochs=0.5))
-        yield from caption_cells(scale, row, run, (*QUALITY, "words"), flags, where=(where.root, where.dataset))
+        yield from caption_cells(scale, row, run, (*QUALITY, "words"), flags)
 
 
 def likelihoods(scale: Scale) -> Iterator[Cell]:
@@ -78,8 +77,7 @@ def towers(scale: Scale) -> Iterator[Cell]:
     for objective in OBJECTIVES if "towers" in scale.tables else ():
         for name, locked in (("locked", True), ("free", False)):
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
-            yield from caption_cells(scale, row, run, QUALITY, length_flags(scale, objective),
-                                     where=(test.root, test.dataset))
+            yield from caption_cells(scale, row, run, QUALITY, length_flags(scale, objective), where=test)
             for column, evaluation in (selections(scale) | selections(scale, "_debiased")).items():
                 yield Cell(row, column, run, evaluation)
             yield Cell(row, next(iter(scale.probes)), run, probe(scale), competes=not locked)

@@ -106,13 +106,13 @@ class Scale(NamedTuple):
     alt: str  # key of data: short captions
     long: str  # key of data: long captions
     search: str  # key of data: captions of the search for an interval of t (Table 5)
-    amounts: tuple[str, ...]  # keys of data: subsets of growing size (Figure 5)
-    ratios: tuple[str, ...]  # keys of data on which BERT's masking ratios are compared
-    probes: dict[str, Probe]  # by label
-    probe_root: str
     selection: tuple[Selection, ...]
     draws: int  # of Monte Carlo, per caption
     captioning: tuple[Captioning, ...]
+    amounts: tuple[str, ...] = ()  # keys of data: subsets of growing size (Figure 5)
+    ratios: tuple[str, ...] = ()  # keys of data on which BERT's masking ratios are compared
+    probes: dict[str, Probe] = {}  # by label
+    probe_root: str = ""
     prepare: tuple[Made, ...] = ()
     tuning: Tuning = Tuning()
     curve: tuple[int, ...] = ()  # epochs that are evaluated for learning curves. If given, all checkpoints are kept
