@@ -130,16 +130,15 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
     return found
 
 
-def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed: tuple[Tensor, Tensor] | None,
+def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed: tuple[Tensor, Tensor],
             ids: Sequence[str]) -> dict:
     """Return the recalls of scores [N, C] by row, and items.
 
-    `listed` has the shortlisted pairs as boolean masks [N, C] for text -> image and image -> text, or is None.
+    `listed` has the pairs to rank as boolean masks [N, C] for text -> image and image -> text.
     """
     metrics, values, weights, counts = {}, {}, {}, positive.sum(1)
     for row, scores in rows.items():
-        by_text, by_image = (scores if listed is None else scores.masked_fill(~mask, -torch.inf)
-                             for mask in listed or (None, None))
+        by_text, by_image = (scores.masked_fill(~mask, -torch.inf) for mask in listed)
         for k in ks:
             of_texts, of_images = hits(by_text.t(), positive.t(), k), hits(by_image, positive, k)
             name = f"recall@{k}{suffix_of(row)}"
@@ -173,17 +172,18 @@ def run(job: Job, batches: DataLoader) -> dict:
     positive[torch.arange(len(ids)).repeat_interleave(torch.tensor([len(own) for own in texts])),
              torch.arange(len(flat))] = True
     null = cache(lambda: null_image(model, batches, args.device))  # both stages need it
-    listed, more, first = None, {}, 0
+    every = torch.ones_like(positive)
+    listed, more, first = (every, every), {}, 0
     if clip:
         listed = best(cosines.t(), shortlist).t(), best(cosines, shortlist)
         more = {"clip": fingerprint(clip.model), "shortlist": shortlist}
     elif shortlist:
         rough = {"method": "parallel"}
-        plain, blind = scores(job, batches, tokens, torch.ones_like(positive), rough, {}, null)
+        plain, blind = scores(job, batches, tokens, every, rough, {}, null)
         listed = best(plain.t(), shortlist).t(), best(plain - blind, shortlist)
         more = {"shortlist": shortlist}
         first = (len(ids) + 1) * int(decoder_passes(model, tokens, **rough).sum())
-    needed = torch.ones_like(positive) if listed is None else listed[0] | listed[1]
+    needed = listed[0] | listed[1]
     passes = decoder_passes(model, tokens, **options)
     total = first + int(needed.sum(0) @ passes + passes.sum())
     if total > MANY_CALLS:
@@ -194,13 +194,12 @@ def run(job: Job, batches: DataLoader) -> dict:
     rows = {"plain": plain, "blind": blind.expand_as(plain),
             "debiased": torch.as_tensor(debiased_score(plain, blind, alpha)), **({"clip": cosines} if clip else {})}
     metrics = {**measure(rows, positive, args.recall_k, listed, ids),
-               **by_alpha(plain if listed is None else plain.masked_fill(~listed[1], -torch.inf), blind, positive,
-                          args.recall_k),
+               **by_alpha(plain.masked_fill(~listed[1], -torch.inf), blind, positive, args.recall_k),
                "images": len(ids), "captions": len(flat), "pairs": int(needed.sum()), "decoder_passes": total,
                "captions_cut": sum(bool(not_whole(text, tokenizer, model.context_length)) for text in flat),
                "scorer": options["method"], "alpha": alpha, "blind": "mean image",
                **{name: value for name, value in options.items() if name != "method"}}
-    if listed is not None:
+    if shortlist:
         metrics |= {"shortlist": shortlist, "shortlist_by": "clip" if clip else "parallel",
                     "decoder_passes_without_shortlist": int((len(ids) + 1) * passes.sum()),
                     "image_retrieval_shortlist": (listed[0] & positive).any(0).float().mean().item(),
