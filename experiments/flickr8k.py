@@ -11,7 +11,6 @@
 `sentences` joins each caption of a photograph with the next one, so that each stands first once and second once. `grey`
 does so, too, and puts one grey image in the place of every photograph.
 """
-import io
 import json
 from collections import Counter
 from functools import partial
@@ -23,6 +22,7 @@ from PIL import Image
 
 from clip_benchmark_ext.datasets import pairs
 from open_clip_mdc.data.files import new_folder
+from open_clip_mdc.data.images import encode_png
 from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples, tar_writer
 from open_clip_mdc.text import vocabulary as bpe
 
@@ -44,9 +44,7 @@ def write_first(shards: list[str], out: Path) -> None:
 
 
 def grey_image() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (224, 224), GREY).save(file, "png")
-    return file.getvalue()
+    return encode_png(Image.new("RGB", (224, 224), GREY))
 
 
 def sentence_pairs(captions: list[str]) -> list[tuple[str, str]]:

@@ -5,7 +5,6 @@
 Standard output of a command goes to LOGS/LABEL.out, its messages go to LOGS/LABEL.log. The progress of a training is
 read from there.
 """
-import fcntl
 import os
 import re
 import shlex
@@ -49,13 +48,11 @@ def fraction(step: Step, logs: Path) -> float | None:
 def alone(logs: Path) -> Iterator[int]:
     """Wait until no step of an earlier call runs here. Yields the descriptor of a lock that every step inherits."""
     logs.mkdir(parents=True, exist_ok=True)
-    from open_clip_mdc.data.files import open_own
+    from open_clip_mdc.data.files import lock, open_own
     with open_own(logs / ".lock", "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file.fileno()):
             print(f"waiting for the steps of another call, which write to {logs}/", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno(), wait=True)
         yield file.fileno()
 
 

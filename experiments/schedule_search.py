@@ -12,19 +12,17 @@ Dimensions: B images of a batch, L tokens of a caption.
 import argparse
 import json
 from collections.abc import Iterator
-from itertools import count, islice
 
 import numpy as np
 import open_clip
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from open_clip_mdc.cli.arguments import SHARDS, add
 from open_clip_mdc.cli.shared import natural, positive
 from open_clip_mdc.data.files import new_file, write_json
-from open_clip_mdc.data.images import read_pairs
+from open_clip_mdc.data.images import batched, read_pairs
 from open_clip_mdc.data.outputs import Default
 from open_clip_mdc.data.shards import find_shards
 from open_clip_mdc.integration import checkpoints, configs
@@ -49,13 +47,12 @@ def check(args: argparse.Namespace) -> None:
 
 def batches(pairs: Iterator[tuple[Tensor, Tensor]], size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield image [B, 3, height, width] and text [B, L]. Raises ValueError where the images end."""
-    for number in count():
-        batch = list(islice(pairs, size))
-        if len(batch) < size:
-            raise ValueError(f"--train-data ends after {number * size + len(batch)} images, and none is measured "
-                             "twice: lower --num-samples")
-        image, text = zip(*batch, strict=True)
-        yield torch.stack(image).to(device), torch.stack(text)
+    seen = 0
+    for image, text in batched(pairs, size):
+        seen += len(image)
+        if len(image) == size:
+            yield image.to(device), text
+    raise ValueError(f"--train-data ends after {seen} images, and none is measured twice: lower --num-samples")
 
 
 def per_t(measured: Measurement) -> pd.DataFrame:
