@@ -23,8 +23,7 @@ from open_clip_mdc.data.weights import save_tensors
 from .distributed import everywhere, merge, own_batches
 
 Encode = Callable[[Tensor], dict[str, Tensor]]  # images [B, 3, H, W] -> tensors [B, ...]
-
-
+ROWS = 64  # of a part
 MOST_OPEN = 16_000  # files that are mapped at once, of some tensors each. Linux allows a process 65,530 maps
 
 
@@ -57,11 +56,10 @@ class TokenCache:
     def masks(self, which: Iterable[int]) -> list[Tensor]:
         return [part[f"mask.{row}"] for part, row in map(self._place, which)]
 
-    def batches(self, name: str, size: int = 64) -> Iterator[tuple[range, Tensor]]:
-        """Yield row numbers and the tensor of these rows, in order."""
-        for start in range(0, len(self), size):
-            which = range(start, min(start + size, len(self)))
-            yield which, self.rows(name, which)
+    def batches(self, name: str) -> Iterator[Tensor]:
+        """Yield the tensor of all rows, in order and in parts."""
+        for start in range(0, len(self), ROWS):
+            yield self.rows(name, range(start, min(start + ROWS, len(self))))
 
     def _place(self, row: int) -> tuple[dict[str, Tensor], int]:
         number = bisect_right(self.ends, row)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.cider.cider_scorer import precook
 from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
@@ -93,7 +94,7 @@ def by_pycocoevalcap(scorer: Rouge | Cider, hypotheses: Sequence[str], reference
 
 def check_idf(references: Sequence[Sequence[str]]) -> None:
     # CIDEr weighs words by how few images have them. So an image gets 0 for any caption if all images have its words.
-    words = [{word for text in texts for word in ngrams(text.split())} for texts in references]
+    words = [{word for text in texts for word in precook(text)} for texts in references]  # of one to four words
     images = Counter(word for of_image in words for word in of_image)
     silent = sum(all(images[word] == len(words) for word in of_image) for of_image in words)
     if silent == len(words):
@@ -121,10 +122,6 @@ def bleu(n: int, hypotheses: Sequence[str], references: Sequence[Sequence[str]])
     precision = (rest[:, :4] + 1e-15) / (rest[:, 4:8] + 1e-9)  # as pycocoevalcap avoids 0 / 0
     brevity = np.exp(np.minimum(0, 1 - rest[:, 9] / np.maximum(rest[:, 8], 1)))
     return score, len(counts) * score - (len(counts) - 1) * np.prod(precision, 1) ** 0.25 * brevity
-
-
-def ngrams(words: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(words[i:i + n]) for n in range(1, 5) for i in range(len(words) - n + 1)]
 
 
 def mean_words(captions: Sequence[str]) -> float:

@@ -74,7 +74,7 @@ def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict
 def by_attention(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, Tensor]:
     """Return the learning rate of the attentive probe on patch tokens, and the classes [N] that it predicts."""
     args, labels = job.args, splits.learn.column("targets").to(job.args.device)
-    mean, std = heads.moments(tokens for _, tokens in splits.learn.batches(name))
+    mean, std = heads.moments(splits.learn.batches(name))
 
     def loss_of(head: heads.AttentiveProbe, rows: Tensor) -> Tensor:
         return F.cross_entropy(head(splits.learn.rows(name, rows.tolist()).to(args.device)), labels[rows])

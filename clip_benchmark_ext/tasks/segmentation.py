@@ -84,7 +84,7 @@ def confusions(head: heads.LinearMask, cache: TokenCache, name: str, rows: Tenso
 def by_head(job: Job, splits: Splits, name: str, classes: int, grid: tuple[int, int]) -> tuple[float, Tensor]:
     """Return the best learning rate on held-out images, and the confusion matrices of the test images."""
     args = job.args
-    mean, std = heads.moments(tokens for _, tokens in splits.learn.batches(name))
+    mean, std = heads.moments(splits.learn.batches(name))
 
     def loss_of(head: heads.LinearMask, rows: Tensor) -> Tensor:
         rows = rows.tolist()
