@@ -22,11 +22,6 @@ def lengths(number: int, mean: float = MEAN, seed: int = 0) -> np.ndarray:
     return tokens.round().astype(int)
 
 
-def rendered_captions(number: int = 5000, seed: int = 0) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, length - 2)) for length in lengths(number, seed=seed)]
-
-
 def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0) -> Tensor:
     rng = np.random.default_rng(seed)
     text = torch.zeros(number, 77, dtype=torch.long)
@@ -38,7 +33,8 @@ def random_text(number: int, vocab_size: int, mean: float = MEAN, seed: int = 0)
 
 def read_captions(path: str | None) -> list[str]:
     if not path:
-        return rendered_captions()
+        rng = np.random.default_rng(0)
+        return [" ".join(rng.choice(WORDS, length - 2)) for length in lengths(5000)]
     text = Path(path).read_text(encoding="utf-8")
     captions = ([row["caption"] for row in json.loads(text)["annotations"]] if path.endswith(".json")
                 else [line for line in text.splitlines() if line.strip()])

@@ -61,7 +61,7 @@ def batches(bench: Bench, side: Contestant, batch: int) -> Callable[[], tuple]:
     return lambda: (image, next(turns))
 
 
-def heaviest(bench: Bench, step: Callable[[], None], number: int = 10) -> tuple[float, list[tuple[str, float, int]]]:
+def heaviest(bench: Bench, step: Callable[[], None]) -> tuple[float, list[tuple[str, float, int]]]:
     cuda = bench.device == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         step()
@@ -70,7 +70,7 @@ def heaviest(bench: Bench, step: Callable[[], None], number: int = 10) -> tuple[
     time = "self_device_time_total" if cuda else "self_cpu_time_total"
     events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, time))
     return sum(getattr(event, time) for event in events) / 1e3, [
-        (event.key[:70], round(getattr(event, time) / 1e3, 2), event.count) for event in events[:number]]
+        (event.key[:70], round(getattr(event, time) / 1e3, 2), event.count) for event in events[:10]]
 
 
 def train_step(bench: Bench, name: str, size: str, batch: int, compiled: bool, peak: float) -> Row:

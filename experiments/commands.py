@@ -172,18 +172,15 @@ def caption_file(scale: Scale, captioning: Captioning, system: str, seed: int, p
     return place.out / "results" / variant(Evaluation("captioning", "", (), "", flags)) / "captions" / name
 
 
-def judge_file(captioning: Captioning, seed: int, place: Place) -> Path:
-    return place.out / "results" / "judge" / f"{captioning.label}--s{seed}.json"
-
-
 def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: str) -> list[str]:
     tests = Path(place.fill(captioning.root)) / "test"
     shards = max(1, len(list(tests.glob("*.tar"))))
+    answers = place.out / "results" / "judge" / f"{captioning.label}--s{seed}.jsonl"
     return [f"{place.bin}python", "-m", "experiments.judge", "--captions",
             *(f"{system}={caption_file(scale, captioning, system, seed, place)}"
               for system in systems(scale, captioning)),
             "--images", f"{tests}/" + (f"{{0..{shards - 1}}}.tar" if shards > 1 else "0.tar"),
-            "--out", str(judge_file(captioning, seed, place).with_suffix(".jsonl")), "--url", url,
+            "--out", str(answers), "--url", url,
             "--model", os.environ.get("JUDGE_MODEL", JUDGE)]
 
 

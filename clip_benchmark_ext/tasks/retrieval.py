@@ -150,12 +150,6 @@ def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed
     return {**metrics, "items": {"images": list(ids), "values": values, "weights": weights}}
 
 
-def by_alpha(plain: Tensor, blind: Tensor, positive: Tensor, ks: Sequence[int]) -> dict:
-    return {"alphas": ALPHAS, **{f"text_retrieval_recall@{k}_by_alpha": [
-        hits(torch.as_tensor(debiased_score(plain, blind, alpha)), positive, k).mean().item() for alpha in ALPHAS]
-        for k in ks}}
-
-
 def run(job: Job, batches: DataLoader) -> dict:
     args, model, tokenizer, options = job.args, job.model, job.tokenizer, dict(job.options)
     if job.by_cosine:
@@ -193,8 +187,11 @@ def run(job: Job, batches: DataLoader) -> dict:
     plain, blind = scores(job, batches, tokens, needed, options, more, null)
     rows = {"plain": plain, "blind": blind.expand_as(plain),
             "debiased": torch.as_tensor(debiased_score(plain, blind, alpha)), **({"clip": cosines} if clip else {})}
-    metrics = {**measure(rows, positive, args.recall_k, listed, ids),
-               **by_alpha(plain.masked_fill(~listed[1], -torch.inf), blind, positive, args.recall_k),
+    ranked = plain.masked_fill(~listed[1], -torch.inf)
+    metrics = {**measure(rows, positive, args.recall_k, listed, ids), "alphas": ALPHAS,
+               **{f"text_retrieval_recall@{k}_by_alpha": [
+                   hits(torch.as_tensor(debiased_score(ranked, blind, x)), positive, k).mean().item() for x in ALPHAS]
+                  for k in args.recall_k},
                "images": len(ids), "captions": len(flat), "pairs": int(needed.sum()), "decoder_passes": total,
                "captions_cut": sum(bool(not_whole(text, tokenizer, model.context_length)) for text in flat),
                "scorer": options["method"], "alpha": alpha, "blind": "mean image",

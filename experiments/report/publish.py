@@ -8,7 +8,6 @@ archive, such as Figures 3 and 6, stays as it is.
 """
 import csv
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -99,15 +98,12 @@ def shown(row: dict[str, str]) -> str:
     return f"{number}, *{row['verdict']}*"
 
 
-def scales_of(rows: Iterable[dict[str, str]]) -> list[str]:
-    return list(dict.fromkeys(row["id"].partition(".")[0] for row in rows))
-
-
 def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
     from open_clip_mdc.data.markdown import markdown_table
     lines = []
     of = {row["id"]: row for row in rows}
-    scales = [scale for scale in scales_of(rows) if any(f"{scale}.{one}" in of for one in ids)]
+    scales = dict.fromkeys(row["id"].partition(".")[0] for row in rows)
+    scales = [scale for scale in scales if any(f"{scale}.{one}" in of for one in ids)]
     for one in ids:
         found = [of.get(f"{scale}.{one}") for scale in scales]
         first = next((row for row in found if row), None)
