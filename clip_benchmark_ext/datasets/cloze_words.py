@@ -86,7 +86,7 @@ def frequent_verbs(captions: Iterable[str]) -> list[str]:
             and word not in FUNCTION_WORDS and behind[word] < 0.1 * count][:MOST]
 
 
-def word_lists(captions: Sequence[str], file: str | None = None) -> dict[str, list[str]]:
+def word_lists(captions: Sequence[str], file: str | None) -> dict[str, list[str]]:
     """Return the words of each kind, from a JSON `file` {kind: [words]} or else CLOSED, nouns and verbs of `captions`.
 
     Raises ValueError for a file of another form.

@@ -26,8 +26,8 @@ Tagger = Callable[[str], list[tuple[str, str]]]
 Tokenizer = Callable[[str], list[str]]
 
 
-def pre_caption(text: str, max_words: int = MAX_WORDS) -> str:
-    return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:max_words])
+def pre_caption(text: str) -> str:
+    return " ".join(re.sub(r'[.!"()*#:;~]', " ", text.lower()).split()[:MAX_WORDS])
 
 
 def treebank_tokenizer() -> Tokenizer:
@@ -99,7 +99,7 @@ def spacy_tagger() -> Tagger:
 
 
 def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
-                   tagger: Tagger | None = None) -> tuple[list[list[str]], str]:
+                   tagger: Tagger | None) -> tuple[list[list[str]], str]:
     """Return for each caption five options, the right one first, and the SHA-256 of the frozen file.
 
     Args:

@@ -39,7 +39,7 @@ def class_captions(classnames: Sequence[str], templates: Sequence[str] | dict[st
 
 
 def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Callable, captions: list[list[str]],
-                      device: str, options: dict, alpha: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
+                      device: str, options: dict, alpha: float) -> tuple[dict[str, Tensor], Tensor]:
     """Return the mean score of each class's captions, [N, K], by row (plain, blind, debiased), and the targets [N].
 
     Debiased is log p(c | i) - alpha * log p(c) (IG Captioner, arXiv 2311.17072). Without it a class with a short or
