@@ -134,10 +134,9 @@ def unlike(saved: object, about: Mapping) -> str:
 def without_nan(values: Mapping[str, object]) -> dict:
     clean = {}
     for name, value in values.items():
-        missing = isinstance(value, float) and not math.isfinite(value)
-        clean[name] = None if missing else value
-        if missing:
-            clean[f"{name}_missing"] = f"it came out as {value}"
+        clean[name] = value
+        if isinstance(value, float) and not math.isfinite(value):
+            clean |= {name: None, f"{name}_missing": f"it came out as {value}"}
     return clean
 
 

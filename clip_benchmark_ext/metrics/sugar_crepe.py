@@ -35,8 +35,7 @@ def group_averages(results: Iterable[dict]) -> dict[str, dict]:
             if None not in counts:
                 average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
         for key in sorted(set.intersection(*map(set, parts))):
-            counts_cases = key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or key.endswith(
-                "_differs")
-            if counts_cases or key.startswith("ties") and key != "ties_count_as":
+            if key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or \
+                    key.endswith("_differs") or key.startswith("ties") and key != "ties_count_as":
                 average[key] = sum(part[key] for part in parts)
     return groups

@@ -73,7 +73,7 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
                                    getattr(loaders["test"].dataset, "classes", None))
     result |= {"normalized": normalize, "feature": feature}
     if save_probe is not None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in probe.state_dict().items()}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in probe.state_dict().items()}
         about = {name: value for name, value in result.items() if name not in ("items", "of_classes")}
         save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(about)})
     return result
