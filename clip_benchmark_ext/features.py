@@ -65,7 +65,7 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
             raise ValueError("feature 'pooled' needs a model that embeds images, not an image tower alone: use gap")
         return partial(tower(model).features, kind=kind)
     if kind == "pooled":
-        return lambda image: model.encode_image(image)
+        return model.encode_image
     if kind == "gap" and hasattr(model, "encode_image_tokens"):
         return lambda image: model.encode_image_tokens(image).mean(1)
     visual = getattr(model, "visual", None)
