@@ -20,6 +20,7 @@ from open_clip_mdc.models import tower_weights
 from open_clip_mdc.models import towers as of_models
 from open_clip_mdc.models.captioner import Captioner
 
+from .features import default_feature
 from .models import DEFAULT_PRETRAINED, is_encoder, load_model
 
 
@@ -42,7 +43,7 @@ def load(args: Namespace, image_size: int | None) -> Towers:
     """Return the image towers of --model and --pretrained. Raises ValueError that names the flag to change."""
     if is_encoder(args.model):
         config, trained, preprocess = _encoder_alone(args, image_size)
-        feature = "cls" if of_models.tower(trained).has_class_token else "gap"
+        feature = default_feature(trained)
     elif image_size is not None:
         raise ValueError(f"--image_size {image_size} is only for --model timm-NAME: {args.model} has the image size of "
                          "its training")
@@ -57,7 +58,7 @@ def load(args: Namespace, image_size: int | None) -> Towers:
         if not isinstance(model, Captioner):  # its tower pools
             trained = build(config, given.image_size, _is_quick(given))
             tower_weights.fill(trained, tower_weights.converted(trained, given.state_dict()))
-            feature = "cls" if of_models.tower(trained).has_class_token else "gap"
+            feature = default_feature(trained)
     with torch.random.fork_rng():
         torch.manual_seed(args.seed)
         untrained = build(config, of_models.tower(trained).core.image_size, _is_quick(trained))
