@@ -137,7 +137,7 @@ def unmask_by_confidence(network: Network, text: Tensor, vocab_size: int, option
         token = sample_tokens(weighed, options.sampling)
         text = scatter_flat(text, places, token)
         log_prob = scatter_flat(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
-        step = step.flatten().index_fill(0, places, number).view_as(step)
+        step = scatter_flat(step, places, number)
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
 

@@ -52,7 +52,7 @@ def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size:
     sums = torch.zeros(hidden.shape[:3], device=text.device)
     for number, now in enumerate(hidden):
         places = torch.from_numpy(now.ravel().nonzero()[0]).to(text.device, non_blocking=True)
-        noisy = text.flatten().index_fill(0, places, mask_id(vocab_size)).view_as(text)
+        noisy = scatter_flat(text, places, mask_id(vocab_size))
         found = scatter_flat(torch.zeros(text.shape, device=text.device), places, token_log_prob(
             token_logits(noisy, places), text.take(places)))
         sums[number] = found.view(now.shape).sum(2)
@@ -94,7 +94,7 @@ def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: i
     for step, revealed in enumerate(reveal(predict, hidden, left, shape)):
         places = revealed.places
         per_token = scatter_flat(per_token, places, revealed.predicted.index_select(0, revealed.which))
-        order = order.flatten().index_fill(0, places, step).view_as(order)
+        order = scatter_flat(order, places, step)
         noisy = scatter_flat(noisy, places, text.take(places))
     order = torch.where(order < 0, order, order + position.to(order.device) // size * size)
     # What stands after EOT is no token of the caption.

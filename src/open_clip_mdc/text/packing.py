@@ -170,8 +170,8 @@ def partition_indices(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return places[:count], places[count:]
 
 
-def scatter_flat(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """Return x [R, L] with `values` [M] written at `places`, long [M] into R*L."""
+def scatter_flat(x: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
+    """Return x [R, L] with `values`, [M] or one number, written at `places`, long [M] into R*L."""
     return x.flatten().scatter(0, places, values).view_as(x)
 
 
