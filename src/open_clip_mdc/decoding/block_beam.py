@@ -13,7 +13,7 @@ from ..models.caption_logits import BlockReader
 from ..models.captioner import Captioner
 from ..models.interface import Network
 from ..text.packing import partition_indices
-from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id
+from ..text.special_tokens import PAD_ID, eot_id, mask_id, sot_id, valid_tokens
 from .beam import check_search
 from .blocks import rows_of
 from .options import OptionError, Search
@@ -107,7 +107,7 @@ def search_blocks(reader: BlockReader, text: Tensor, size: int, vocab_size: int,
         reader.keep(text[:, start:end])
 
     text, step, log_prob = best
-    after = (text == eot).cumsum(1) > (text == eot)
+    after = ~valid_tokens(text, vocab_size)
     return Decoded(text.masked_fill(after, PAD_ID), step.masked_fill(after, -1), log_prob.masked_fill(after, 0.0))
 
 

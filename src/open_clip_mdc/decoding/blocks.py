@@ -42,12 +42,11 @@ def unmask_blocks(network: Network, keep: Callable[[Tensor], None], text: Tensor
         found = unmask_by_confidence(network, block, vocab_size, options, forbidden,
                                      torch.ones_like(block, dtype=torch.bool))
         block, step, log_prob = (part[:, 1:] for part in found)
-        is_eot = block == eot
-        after = ended | (is_eot.cumsum(1) > is_eot)  # [R, n], what follows the first EOT of a caption
+        after = ended | ~valid_tokens(block, vocab_size)  # [R, n], what follows the first EOT of a caption
         block, given = block.masked_fill(after, eot), after | (step < 0)
         parts.append((block.masked_fill(after, PAD_ID), (step + start).masked_fill(given, -1),
                       log_prob.masked_fill(given, 0.0)))
-        ended = ended | is_eot.any(1, keepdim=True)
+        ended = (block == eot).any(1, keepdim=True)
         if ended.all():
             break
         keep(block)

@@ -41,7 +41,7 @@ def valid_tokens(text: Tensor, vocab_size: int) -> Tensor:
     """
     # EOT itself counts as valid, all after the first one do not.
     is_eot = text == eot_id(vocab_size)
-    return is_eot.long().cumsum(-1) - is_eot.long() == 0
+    return is_eot.cumsum(-1) <= is_eot
 
 
 def not_whole(caption: str, tokenizer: Callable, context_length: int) -> str | None:
