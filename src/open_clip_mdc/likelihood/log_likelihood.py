@@ -12,7 +12,7 @@ An image is encoded once, and its keys and values are computed once. The methods
 Dimensions: B images, C candidates of an image, L positions, N scored tokens of a caption, P patches, D width.
 """
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.captioner import Captioner
+from ..text.packing import each_tensor
 from ..text.special_tokens import PAD_ID, caption_lengths, eot_id, sot_id, valid_tokens
 from .blocks import heuristic_in_blocks, monte_carlo_in_blocks
 from .draws import draw_masks
@@ -121,12 +122,12 @@ def log_likelihood(model: "AnyCaptioner", image: Tensor | None, text: Tensor, me
         for part in rows.split(sizes.captions, 1):
             call = Call(model, network, part.flatten(0, 1), len(rows), sizes.tokens, embs.device)
             # [B*C, ...] -> [B, C, ...]
-            parts.append(_of_each(scorer.score(call, options), lambda x, part=part: x.unflatten(0, part.shape[:2])))
+            parts.append(each_tensor(scorer.score(call, options), lambda x, part=part: x.unflatten(0, part.shape[:2])))
         groups.append(_joined(parts, 1))
-    found = _of_each(_joined(groups, 0), partial(
+    found = each_tensor(_joined(groups, 0), partial(
         _of_all_candidates, first=first.to(image_embs.device, non_blocking=True), length=text.shape[-1]))
     if text.ndim == 2:
-        found = _of_each(found, lambda x: x.squeeze(1))
+        found = each_tensor(found, lambda x: x.squeeze(1))
     return found if return_details else found.log_likelihood
 
 
@@ -195,10 +196,6 @@ def _call_sizes(model: "AnyCaptioner", image_embs: Tensor, captions: Tensor, mem
     if scorer.texts is None:
         return Sizes(images, min(candidates, max_tokens // length), max_tokens)
     return Sizes(images, candidates, (budget - images * image_bytes) // token_bytes)
-
-
-def _of_each(found: Likelihood, function: Callable[[Tensor], Tensor]) -> Likelihood:
-    return Likelihood(*(None if x is None else function(x) for x in found))
 
 
 def _joined(parts: Sequence[Likelihood], dim: int) -> Likelihood:
