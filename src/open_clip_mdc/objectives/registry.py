@@ -22,11 +22,12 @@ class Objective(NamedTuple):
     corrupt: Callable
     # (text, V, u, generator) -> the same for t in (0, 1], whatever the trained interval. The mean loss is the NELBO.
     # None asks `corrupt` for t in (0, 1] and the weight 1/t.
-    corrupt_full_interval: Callable | None
-    token_loss: Callable  # (logits [M, V], Predicted, and aux_weight if there is a schedule) -> float32 [M]
-    order: str  # "any" | "causal" | "blocks": the order that the decoder can predict tokens in
+    corrupt_full_interval: Callable | None = None
+    # (logits [M, V], Predicted, and aux_weight if there is a schedule) -> float32 [M]
+    token_loss: Callable = cross_entropy
+    order: str = "any"  # "any" | "causal" | "blocks": the order that the decoder can predict tokens in
     # Methods of `log_likelihood` that fit. The first is the default. None at all: the model can only fill in words.
-    scorers: tuple[str, ...]
+    scorers: tuple[str, ...] = ("heuristic", "monte_carlo", "parallel")
     schedule: Callable | None = None  # (V, device) -> Schedule of replace_process.py. None for continuous t
     # (model, patch tokens [B, P, D], Captions) -> the loss of each predicted token, float32 [M], and the captions that
     # it is of. In training only. None is one pass, `Captioner.token_nll`.
@@ -37,18 +38,17 @@ class Objective(NamedTuple):
 OBJECTIVES: dict[str, Objective] = {}
 
 
-def register_objective(name: str, *, corrupt_full_interval: Callable | None = None,
-                       token_loss: Callable = cross_entropy, order: str = "any",
-                       scorers: tuple[str, ...] = ("heuristic", "monte_carlo", "parallel"),
-                       schedule: Callable | None = None, forward: Callable | None = None,
-                       weighs_words: bool = False) -> Callable:
-    """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken."""
+def register_objective(name: str, **fields) -> Callable:
+    """Register the decorated function as an objective's `corrupt`. Raises ValueError if the name is taken.
+
+    Args: `fields` are the other fields of `Objective`.
+    """
     def add(corrupt: Callable) -> Callable:
+        objective = Objective(corrupt, **fields)
         if name in OBJECTIVES:
             raise ValueError(f"there is an objective {name!r} already")
-        if order not in ("any", "causal", "blocks") or isinstance(scorers, str):
+        if objective.order not in ("any", "causal", "blocks") or isinstance(objective.scorers, str):
             raise ValueError(f"objective {name!r}: order is 'any', 'causal' or 'blocks', scorers is a tuple of names")
-        OBJECTIVES[name] = Objective(corrupt, corrupt_full_interval, token_loss, order, scorers, schedule, forward,
-                                     weighs_words)
+        OBJECTIVES[name] = objective
         return corrupt
     return add
