@@ -47,12 +47,6 @@ def mask_and_replace(preset: str, text: Tensor, vocab_size: int, cfg: CaptionCfg
     return NoisedCaptions(x_t, loss_mask, STEPS * loss_mask.float(), target, False, step / STEPS, text)
 
 
-def whole_interval(preset: str, text: Tensor, vocab_size: int, u: Tensor,
-                   generator: torch.Generator | None = None) -> NoisedCaptions:
-    """Noise with t in (0, 1], as for the bound."""
-    return mask_and_replace(preset, text, vocab_size, CaptionCfg(t_min=0.0, t_max=1.0), u, generator)
-
-
 def token_loss(preset: str, logits: Tensor, predicted: Predicted, aux_weight: float = 0.0) -> Tensor:
     """Return each token's term of the bound, float32 [M]. The constant KL of the prior is left out (`prior_kl`).
 
@@ -70,6 +64,5 @@ def token_loss(preset: str, logits: Tensor, predicted: Predicted, aux_weight: fl
 
 
 for name, preset in {"mcd": "code", "mcd-absorbing": "absorbing", "mcd-replace": "replace"}.items():
-    register_objective(name, corrupt_full_interval=partial(whole_interval, preset),
-                       token_loss=partial(token_loss, preset), schedule=partial(schedule, preset),
+    register_objective(name, token_loss=partial(token_loss, preset), schedule=partial(schedule, preset),
                        scorers=("bound", "heuristic", "monte_carlo", "parallel"))(partial(mask_and_replace, preset))
