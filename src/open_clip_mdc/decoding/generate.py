@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..models.caption_logits import BlockReader
 from ..models.captioner import Captioner
 from ..models.interface import ImageKV, Network, StepLogits
 from ..models.precision import in_eval_mode
@@ -80,7 +81,7 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
     image_embs = model.encode_image_tokens(image)
 
     def network_of(image_embs: Tensor) -> Network:
-        return partial(model.token_logits, model.text.project_image(image_embs), graphs=model.step_graphs)
+        return partial(model.network(image_embs), graphs=model.step_graphs)
 
     def with_guidance(network_of: Callable[[Tensor], Network]) -> Network:
         network = network_of(image_embs)
@@ -107,14 +108,11 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
 
 
 def cached_step_logits(model: Captioner, image_kv: ImageKV) -> StepLogits:
-    past = None
+    reader = BlockReader(model.text, image_kv)
 
     def step_logits(text: Tensor, parent: Tensor) -> Tensor:
-        nonlocal past
-        if past is not None:
-            past = [(k[parent], v[parent]) for k, v in past]
-        hidden, past = model.text.step(text[:, -1:], image_kv, past)
-        return model.text.output(hidden[:, 0])
+        reader.select(parent)
+        return model.text.output(reader.keep(text[:, -1:])[:, 0])
 
     return step_logits
 

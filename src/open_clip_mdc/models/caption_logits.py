@@ -104,9 +104,10 @@ class BlockReader:
         row, column = predicted // text.shape[1], predicted % text.shape[1]
         return self.decoder.output(hidden[row, column - 1])
 
-    def keep(self, block: Tensor) -> None:
-        """Read a finished block, long [R, n], which all later ones see."""
-        _, self.past = self.decoder.step(block, self.image_kv, self.past)
+    def keep(self, block: Tensor) -> Tensor:
+        """Read a finished block, long [R, n], which all later ones see. Returns its hidden states, [R, n, W]."""
+        hidden, self.past = self.decoder.step(block, self.image_kv, self.past)
+        return hidden
 
     def select(self, row: Tensor) -> None:
         """Let each row go on from another one of the same image, long [R]."""
