@@ -157,7 +157,7 @@ def test_the_time_inferred_of_a_text_is_the_first_step_that_masks_as_many_exactl
     for n in range(1, 77):
         masked = torch.arange(n + 1) > n - torch.arange(1, n + 1)[:, None]  # 1 to n of them
         text = masked.long() * VOCAB
-        assert model.infer_time(text, torch.full((n,), n + 1)).tolist() == [-(-100 * k // n) for k in range(1, n + 1)]
+        assert model.infer_time(text, torch.ones_like(text)).tolist() == [-(-100 * k // n) for k in range(1, n + 1)]
 
 
 def test_every_id_replaces_where_replacement_is_as_rare_as_in_the_preset_and_the_vocabulary_is_clips(monkeypatch):

@@ -25,12 +25,12 @@ class CaptionLogits:
     """A `TokenLogits` for captions of known lengths. They are packed once for any number of decoder calls."""
 
     def __init__(self, decoder: TextDecoder, image_kv: ImageKV, lengths: Sequence[int], causal: bool,
-                 infer_time: Callable | None, graphs: "StepGraphs | None" = None, position: Tensor | None = None,
+                 infer_time: Callable, graphs: "StepGraphs | None" = None, position: Tensor | None = None,
                  sight: Tensor | None = None):
         """Pack the positions of R captions of these lengths.
 
         Args:
-            infer_time: finds the step, long [R], when a call does not give it. None if the decoder reads no step.
+            infer_time: finds the step when a call does not give it (`CaptionReader.infer_time`).
             graphs: run the decoder. Captions of several lengths are then padded to sizes that recur.
             position, sight: as in `pack_tokens`, without graphs.
         """
@@ -51,8 +51,8 @@ class CaptionLogits:
 
     def __call__(self, text: Tensor, predicted: Tensor, time: Tensor | None = None) -> Tensor:
         """Return logits [M, V] at `predicted`, long [M] into R*L, of `text`, long [R, L] with mask ids."""
-        if time is None and self.infer_time is not None:
-            time = self.infer_time(text, self.packed.valid.sum(1))
+        if time is None:
+            time = self.infer_time(text, self.packed.valid)
         # The places of valid tokens never change, only the ids in them.
         token = text.flatten()
         if self.packed.place is not None:
@@ -179,8 +179,7 @@ class CaptionReader(nn.Module):
         if clean is not None:
             return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0])
         self.check_whole()
-        infer_time = None if self.text.time_embedding is None else self.infer_time
-        return CaptionLogits(self.text, image_kv, lengths, self.causal if causal is None else causal, infer_time,
+        return CaptionLogits(self.text, image_kv, lengths, self.causal if causal is None else causal, self.infer_time,
                              graphs, position, sight)
 
     def network(self, image_embs: Tensor) -> Network:
@@ -194,15 +193,15 @@ class CaptionReader(nn.Module):
         return Footprint(*weight.shape, len(self.text.blocks), weight.element_size(),
                          joins=isinstance(self.text, TextDecoder))
 
-    def infer_time(self, text: Tensor, lengths: Tensor) -> Tensor | None:
+    def infer_time(self, text: Tensor, valid: Tensor) -> Tensor | None:
         """Return each row's step, long [R], judged by its share of masks. None if the decoder reads no step.
 
-        Args: `text` is long [R, L], `lengths` [R] counts the tokens of each row.
+        Args: `text` is long [R, L], `valid` [R, L] is False at padding.
         """
         if self.text.time_embedding is None:
             return None
         from ..objectives.replace_process import infer_time  # only diffusion in steps needs it
-        share = (text == mask_id(self.vocab_size)).sum(1).double() / (lengths - 1).clamp(min=1)  # [R], without SOT
+        share = (text == mask_id(self.vocab_size)).sum(1).double() / (valid.sum(1) - 1).clamp(min=1)  # [R], without SOT
         return infer_time(share, self.objective.schedule(self.vocab_size, text.device))
 
     def logits(self, image: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -228,5 +227,5 @@ class CaptionReader(nn.Module):
         position = torch.arange(text.shape[1], device=text.device).repeat(len(text))  # [B*L]
         image_kv = self.text.project_image(self.encode_image_tokens(image))
         hidden = self.text(Packed(text.flatten(), position, None, valid, True, self.causal), image_kv,
-                           self.infer_time(text, valid.sum(1)))  # [B*L, W]
+                           self.infer_time(text, valid))  # [B*L, W]
         return self.text.output(hidden).view(*text.shape, -1)
