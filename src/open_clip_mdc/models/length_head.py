@@ -67,10 +67,9 @@ class LengthHead(nn.Linear):
         if not self.weight.any():
             raise ValueError("this model cannot choose a length, as its length head was never trained (older "
                              "checkpoints have none): give a number of tokens")
-        # A caption has at least one token.
-        empty = torch.zeros(self.out_features, dtype=torch.bool, device=image_embs.device)
-        empty[0] = True
-        return self(image_embs).masked_fill(empty, -torch.inf).log_softmax(1)
+        logits = self(image_embs)
+        logits[:, 0] = -torch.inf  # a caption has at least one token
+        return logits.log_softmax(1)
 
 
 def fill_missing_from_init(head: LengthHead, state_dict: dict, prefix: str, *_) -> None:
