@@ -165,19 +165,18 @@ class TextDecoder(nn.Module):
 
     def init_parameters(self) -> None:
         # As in OpenCLIP's TextTransformer, the output layers of residual branches start smaller in deeper networks.
-        width, layers = self.positional_embedding.shape[1], len(self.blocks)
+        width = self.positional_embedding.shape[1]
+        residual = width ** -0.5 * (2 * len(self.blocks)) ** -0.5
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         nn.init.normal_(self.positional_embedding, std=0.01)
         nn.init.normal_(self.output.weight, std=0.02)
         for block in self.blocks:
-            for linear in (block.self_qkv, block.cross_q, block.cross_kv):
-                nn.init.normal_(linear.weight, std=linear.in_features ** -0.5)
+            for linear, std in (
+                    (block.self_qkv, width ** -0.5), (block.cross_q, width ** -0.5),
+                    (block.cross_kv, block.cross_kv.in_features ** -0.5), (block.self_out, residual),
+                    (block.cross_out, residual), (block.mlp.c_proj, residual), (block.mlp.c_fc, (2 * width) ** -0.5)):
+                nn.init.normal_(linear.weight, std=std)
                 nn.init.zeros_(linear.bias)
-            for linear in (block.self_out, block.cross_out, block.mlp.c_proj):
-                nn.init.normal_(linear.weight, std=width ** -0.5 * (2 * layers) ** -0.5)
-                nn.init.zeros_(linear.bias)
-            nn.init.normal_(block.mlp.c_fc.weight, std=(2 * width) ** -0.5)
-            nn.init.zeros_(block.mlp.c_fc.bias)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
