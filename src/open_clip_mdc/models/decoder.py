@@ -124,11 +124,11 @@ class DecoderBlock(nn.Module):
 class VocabularyProjection(nn.Linear):
     """Logits [M, V] from hidden states [M, W]. Outside training they are float32, whatever the weights are."""
 
-    @in_float32
     def forward(self, hidden: Tensor) -> Tensor:
         if in_training_step(self):
             return super().forward(hidden)
-        return F.linear(hidden.float(), self.weight.float())
+        with in_float32(self.weight.device.type):
+            return F.linear(hidden.float(), self.weight.float())
 
 
 class TimeEmbedding(nn.Embedding):

@@ -51,25 +51,20 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def in_float32(method: Callable) -> Callable:
-    """Decorate a module's method to run without autocast, except in a training step.
+@contextmanager
+def in_float32(device: str) -> Iterator[None]:
+    """Return a context without autocast, for logits outside a training step.
 
     In bfloat16, 8 bits of a logit would decide which token is revealed next. Under autocast, TF32 (11 bits) is allowed.
     """
-    @wraps(method)
-    def outside_autocast(self: nn.Module, *args, **kwargs):
-        if in_training_step(self):
-            return method(self, *args, **kwargs)
-        # Autocast is off, but a run that asked for it may still round products to TF32.
-        device, matmul = next(self.parameters()).device.type, torch.backends.cuda.matmul
-        tf32, matmul.allow_tf32 = matmul.allow_tf32, matmul.allow_tf32 or autocast_dtype(device) is not None
-        try:
-            with without_autocast(device):
-                return method(self, *args, **kwargs)
-        finally:
-            matmul.allow_tf32 = tf32
-
-    return outside_autocast
+    # Autocast is off, but a run that asked for it may still round products to TF32.
+    matmul = torch.backends.cuda.matmul
+    tf32, matmul.allow_tf32 = matmul.allow_tf32, matmul.allow_tf32 or autocast_dtype(device) is not None
+    try:
+        with without_autocast(device):
+            yield
+    finally:
+        matmul.allow_tf32 = tf32
 
 
 def in_chosen_precision(method: Callable) -> Callable:
