@@ -11,6 +11,7 @@ Dimensions: B images, P = h w places, K codes, C latent width, D width of the em
 """
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -37,26 +38,28 @@ class VQCfg:
     quantise: bool = True
 
 
-def convolutions(cfg: VQCfg) -> tuple[type[nn.Module], type[nn.Module], dict]:
-    """Return diffusers' Encoder and Decoder, and their common arguments. Raises ValueError without diffusers."""
+def convolutions(cfg: VQCfg, block: str = "") -> tuple[ModuleType, tuple[str, ...], dict]:
+    """Return diffusers' module of encoder and decoder, their block of each level, and their other common arguments.
+
+    Raises ValueError without diffusers.
+    """
     need("diffusers", "vq", "a model with a VQ-VAE")
-    from diffusers.models.autoencoders.vae import Decoder, Encoder
-    return Encoder, Decoder, dict(block_out_channels=tuple(cfg.channels), layers_per_block=cfg.layers,
-                                  norm_num_groups=min(32, *cfg.channels))
+    from diffusers.models.autoencoders import vae
+    blocks = tuple("Attn" * (level in cfg.attention_levels) + block for level in range(len(cfg.channels)))
+    return vae, blocks, dict(block_out_channels=tuple(cfg.channels), layers_per_block=cfg.layers,
+                             norm_num_groups=min(32, *cfg.channels))
 
 
 def make_encoder(cfg: VQCfg) -> nn.Module:
     """Build taming-transformers' encoder: [B, 3, H, W] in [-1, 1] -> [B, C, h, w]."""
-    encoder, _, sizes = convolutions(cfg)
-    blocks = ["Attn" * (level in cfg.attention_levels) + "DownEncoderBlock2D" for level in range(len(cfg.channels))]
-    return encoder(3, cfg.latent, tuple(blocks), double_z=False, **sizes)
+    vae, blocks, sizes = convolutions(cfg, "DownEncoderBlock2D")
+    return vae.Encoder(3, cfg.latent, blocks, double_z=False, **sizes)
 
 
 def make_decoder(cfg: VQCfg) -> nn.Module:
     """Build the decoder, which only fitting needs: [B, C, h, w] -> [B, 3, H, W]."""
-    _, decoder, sizes = convolutions(cfg)
-    blocks = ["Attn" * (level in cfg.attention_levels) + "UpDecoderBlock2D" for level in range(len(cfg.channels))]
-    return decoder(cfg.latent, 3, tuple(blocks[::-1]), **sizes)
+    vae, blocks, sizes = convolutions(cfg, "UpDecoderBlock2D")
+    return vae.Decoder(cfg.latent, 3, blocks[::-1], **sizes)
 
 
 class VQ(nn.Module):
