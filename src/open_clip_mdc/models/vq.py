@@ -69,7 +69,7 @@ class VQ(nn.Module):
         super().__init__()
         self.encoder = make_encoder(cfg)
         self.quant_conv = nn.Conv2d(cfg.latent, cfg.latent, 1)
-        self.score = nn.Linear(cfg.latent, cfg.codes)  # used by `code_logits`. Checkpoints have it under this name
+        self.score = nn.Linear(cfg.latent, cfg.codes)  # logits of codes, [B, P, K] from [B, P, C]
         self.register_buffer("vectors", torch.empty(cfg.codes, cfg.latent))  # the decoder's input for each code
         self.set_codebook(torch.randn(cfg.codes, cfg.latent))
 
@@ -86,14 +86,11 @@ class VQ(nn.Module):
         # [B, C, h, w] -> [B, P, C], row by row.
         return self.quant_conv(self.encoder(image)).flatten(2).transpose(1, 2)
 
-    def code_logits(self, latents: Tensor) -> Tensor:
-        """Return logits of codes, [B, P, K] from [B, P, C]. The largest is the code."""
-        return self.score(latents)
-
     def codes(self, latents: Tensor) -> Tensor:
+        """Return the codes with the largest logits, long [B, P], of latents [B, P, C]."""
         if torch.compiler.is_compiling():  # a loop would fix B
-            return self.code_logits(latents).argmax(-1)
-        return torch.cat([self.code_logits(some).argmax(-1) for some in latents.split(IMAGES_PER_CHUNK)])
+            return self.score(latents).argmax(-1)
+        return torch.cat([self.score(some).argmax(-1) for some in latents.split(IMAGES_PER_CHUNK)])
 
 
 class VQTower(nn.Module):
@@ -165,7 +162,7 @@ class VQTower(nn.Module):
         tokens = self.ln_post(tokens + places.flatten(0, 1))
         return tokens.mean(dim=1), tokens
 
-    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+    def lock(self, unlocked_groups: int = 0) -> None:
         """Freeze the whole tower, or with any unlocked group only the VQ-VAE, which is always frozen."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad = unlocked_groups > 0 and not name.startswith("vq.")
