@@ -7,6 +7,7 @@ Dimensions: B images, K beams, R rows (R/B consecutive rows per image), n tokens
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.types import Device
 
 from ..models.interface import StepLogits
 from ..text.special_tokens import PAD_ID, eot_id, sot_id, target_tokens
@@ -42,7 +43,7 @@ def in_reading_order(text: Tensor, log_prob: Tensor, vocab_size: int) -> Decoded
 
 
 def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_length: int, num_beams: int = 6,
-                device: torch.device | str = "cpu", min_length: int = 0) -> Decoded:
+                device: Device = "cpu", min_length: int = 0) -> Decoded:
     """Search for each image's most likely caption with a beam. One beam is greedy search.
 
     A caption is finished when EOT is among the image's K best continuations. The search stops when no beam can overtake
@@ -90,7 +91,7 @@ def beam_search(step_logits: StepLogits, batch_size: int, vocab_size: int, max_l
 
 
 def sample(step_logits: StepLogits, batch_size: int, vocab_size: int, max_length: int, sampling: Sampling,
-           device: torch.device | str = "cpu", min_length: int = 0) -> Decoded:
+           device: Device = "cpu", min_length: int = 0) -> Decoded:
     """Draw one caption per image, token by token. Lengths and result are those of `beam_search`."""
     check_search(min_length, max_length)
     rows = torch.arange(batch_size, device=device)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
+from torch.types import Device
 
 from ..text.special_tokens import decode_captions
 
@@ -40,7 +41,7 @@ class _Texts(torch.nn.Module):
         return self.clip.encode_text(text)
 
 
-def encode_text(clip: torch.nn.Module, text: Tensor, device: str | torch.device) -> Tensor:
+def encode_text(clip: torch.nn.Module, text: Tensor, device: Device) -> Tensor:
     """Return the model's `encode_text`, equal up to rounding but faster: [R, E] from ids [R, L] on the CPU."""
     # A causal tower need not read positions after the last one that it pools. Other towers run as they are.
     # OpenCLIP keeps a text tower's attributes in a module of its own, or under names with "text_" in the model.

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.types import Device
 
 from ..models.captioner import Captioner
 from ..models.interface import Network, TokenLogits
@@ -83,7 +84,7 @@ def reveal(predict: Callable[[Tensor], tuple[Tensor, Tensor]], hidden: Tensor, l
 def unmask_by_confidence(network: Network, text: Tensor, vocab_size: int, options: Unmasking,
                          forbidden: Sequence[int] = (), valid: Tensor | None = None,
                          reweigh: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
-                         device: torch.device | str | None = None) -> Decoded:
+                         device: Device = None) -> Decoded:
     """Fill in every [MASK] by a bidirectional network, most confident first. A revealed token never changes (Eq. 6).
 
     Each step computes logits of the masked positions only, and reveals what `reveal` chooses by the probability of each

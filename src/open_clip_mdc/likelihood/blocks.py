@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.types import Device
 
 from ..decoding.confidence import reveal
 from ..models.interface import Network
@@ -32,7 +33,7 @@ def whole_blocks(text: Tensor, vocab_size: int, size: int, context_length: int) 
 
 
 def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
-                          options: Scoring, device: torch.device | str | None = None) -> Likelihood:
+                          options: Scoring, device: Device = None) -> Likelihood:
     """Return the sum over blocks of the estimate of Eq. 8 within each, and its standard error.
 
     A pass draws the masks of all blocks at once. If a block has few masks, as one of 4 tokens has, all are drawn.
@@ -68,7 +69,7 @@ def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size:
 
 
 def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
-                        device: torch.device | str | None = None) -> Likelihood:
+                        device: Device = None) -> Likelihood:
     """Return log-likelihoods of captions, long [R, L] on the CPU, in blocks of `size` tokens.
 
     Args:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from ..models.interface import Network, TokenLogits
 
@@ -52,7 +53,7 @@ def score_draws(network: Network, image: np.ndarray, length: np.ndarray, num_ima
     return scores.index_select(0, copier(scores.device)(where))
 
 
-def copier(device: torch.device | str) -> Callable[[np.ndarray], Tensor]:
+def copier(device: Device) -> Callable[[np.ndarray], Tensor]:
     """Return a function that copies an array to the device. The host does not wait for it."""
     return lambda x: torch.from_numpy(x).to(device, non_blocking=True)
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.types import Device
 
 from ..decoding.confidence import reveal
 from ..models.interface import Network
@@ -39,7 +40,7 @@ def confidence_and_score(logits: Tensor, true: Tensor, which: Tensor | None = No
     return (logits.amax(1) - log_z)[which], logits[which, true] - log_z[which]
 
 
-def autoregressive(network: Network, text: Tensor, vocab_size: int, device: torch.device | str | None = None,
+def autoregressive(network: Network, text: Tensor, vocab_size: int, device: Device = None,
                    num_images: int | None = None) -> Likelihood:
     """Return the log-likelihood of Eq. 7: the sum of log p(c_i | c_<i, image), from the token after SOT to EOT.
 
@@ -59,7 +60,7 @@ def autoregressive(network: Network, text: Tensor, vocab_size: int, device: torc
     return Likelihood(per_token.sum(1), F.pad(per_token, (0, text.shape[1] - captions.shape[1])))
 
 
-def heuristic(network: Network, text: Tensor, vocab_size: int, device: torch.device | str | None = None,
+def heuristic(network: Network, text: Tensor, vocab_size: int, device: Device = None,
               num_images: int = 1) -> Likelihood:
     """Return the paper's heuristic: reveal a caption in order of confidence, and sum its tokens' log-probabilities.
 

@@ -8,6 +8,7 @@ J pairs of a caption and a draw.
 import numpy as np
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from ..models.interface import Network, TokenLogits
 from ..text.packing import scatter_flat
@@ -22,7 +23,7 @@ FEW = 1024  # pairs, for which sharing saves little time. Decoder calls of anoth
 
 def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, first: np.ndarray,
                           vocab_size: int, num_images: int, max_tokens: int,
-                          device: torch.device | str) -> np.ndarray:
+                          device: Device) -> np.ndarray:
     """Return the mean log-likelihood of the masked tokens, float32 [J]. The host waits for the device once.
 
     Args:
@@ -62,7 +63,7 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
 
 
 def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scoring = DEFAULT,
-                max_tokens: int = 4096, num_images: int = 1, device: torch.device | str | None = None) -> Likelihood:
+                max_tokens: int = 4096, num_images: int = 1, device: Device = None) -> Likelihood:
     """Return an estimate of the bound of Eq. 8 for the candidate captions of images, with common random masks.
 
     It is unbiased for every number of draws. Masks depend on (seed, length) alone. So the difference of two candidates

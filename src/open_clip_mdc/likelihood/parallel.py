@@ -12,6 +12,7 @@ an image and a length, M places of a call, T tokens of the captions of a call, V
 import numpy as np
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, mask_id, sot_id, target_tokens
@@ -20,7 +21,7 @@ from .scoring import Likelihood
 
 
 def parallel(network: Network, text: Tensor, vocab_size: int, max_tokens: int = 4096, num_images: int = 1,
-             device: torch.device | str | None = None) -> Likelihood:
+             device: Device = None) -> Likelihood:
     """Return the sum of each caption's log p(token | all masked), in nats.
 
     Args:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from ..models.interface import Network, TokenLogits
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
@@ -53,7 +54,7 @@ def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule)
 
 
 def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], schedule: Schedule, max_tokens: int,
-                   num_images: int = 1, device: torch.device | str = "cpu") -> tuple[np.ndarray, np.ndarray]:
+                   num_images: int = 1, device: Device = "cpu") -> tuple[np.ndarray, np.ndarray]:
     """Return T times the bound's term of captions [R, L]: for each draw, [R, K], and for each token as a mean, [R, L].
 
     Args: `text` is on the CPU, `noise` has N as its keys. The host waits for the device once.
@@ -98,7 +99,7 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
 
 def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[int, torch.device], Schedule],
           options: Scoring = DEFAULT, max_tokens: int = 4096, num_images: int = 1,
-          device: torch.device | str | None = None) -> Likelihood:
+          device: Device = None) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
     Arguments are those of `monte_carlo`. `options.num_samples` must be T or more to draw every t, and 2T or more for

@@ -5,6 +5,7 @@ Dimensions: B captions or images of one process, P patches.
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.types import Device
 
 GOLDEN_RATIO = (5 ** 0.5 - 1) / 2
 
@@ -33,7 +34,7 @@ def golden_ratio_points(first: int, batch_size: int) -> Tensor:
 
 
 def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: torch.Generator | None = None,
-                   device: torch.device | str = "cpu") -> Tensor:
+                   device: Device = "cpu") -> Tensor:
     """Draw which image features are masked, bool [B, P], True where masked (MC-Diffusion, Algorithm 1).
 
     Each image is chosen with probability `drop`, and each feature of a chosen image is masked with probability `rate`.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.types import Device
 
 from .special_tokens import mask_id, valid_tokens
 
@@ -78,7 +79,7 @@ class Captions(NamedTuple):
     masked: Tensor | None = None  # bool [B, P], True at masked image features
     text: Tensor | None = None  # long [B, L], the clean captions for a text tower
 
-    def to(self, device: torch.device | str | None = None, non_blocking: bool = False) -> "Captions":
+    def to(self, device: Device = None, non_blocking: bool = False) -> "Captions":
         return each_tensor(self, lambda x: x.to(device=device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Captions":
