@@ -40,8 +40,7 @@ def by_ancestral(model: Captioner, network: Network, text: Tensor, options: Unma
 
 @torch.no_grad()
 def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, steps: int | None = None,
-            forbidden: Sequence[int] = (), sampling: Sampling = GREEDY,
-            device: Device = None) -> Decoded:
+            forbidden: Sequence[int] = (), sampling: Sampling = GREEDY, device: Device = None) -> Decoded:
     """Fill in every [MASK] by ancestral sampling, with a bidirectional network that is given the step.
 
     `sampling` applies to p(x_0 | x_t). Masking and replacement are random at any temperature. A replacement can be any

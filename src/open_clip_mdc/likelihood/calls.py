@@ -46,10 +46,8 @@ def score_draws(network: Network, image: np.ndarray, length: np.ndarray, num_ima
     """
     found = [score(*call) for call in decoder_calls(network, image, length, num_images, max_tokens)]
     order, scores = np.concatenate([served for served, _ in found]), torch.cat([own for _, own in found])
-    # `order` says which caption a score is of. Its inverse says where a caption's score is.
-    real = (order >= 0).nonzero()[0]
-    where = np.empty(len(real), dtype=int)
-    where[order[real]] = real
+    # `order` says which caption a score is of. Its inverse, behind the scores of none, says where a caption's score is.
+    where = order.argsort()[(order < 0).sum():]
     return scores.index_select(0, copier(scores.device)(where))
 
 

@@ -12,7 +12,7 @@ from torch.types import Device
 
 from ..models.interface import Network, TokenLogits
 from ..text.packing import scatter_flat
-from ..text.special_tokens import mask_id, target_tokens
+from ..text.special_tokens import caption_lengths, mask_id
 from .calls import copier, first_of_equal, score_draws
 from .draws import draw_masks, estimate
 from .exact import estimated, token_log_prob
@@ -22,8 +22,7 @@ FEW = 1024  # pairs, for which sharing saves little time. Decoder calls of anoth
 
 
 def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, first: np.ndarray,
-                          vocab_size: int, num_images: int, max_tokens: int,
-                          device: Device) -> np.ndarray:
+                          vocab_size: int, num_images: int, max_tokens: int, device: Device) -> np.ndarray:
     """Return the mean log-likelihood of the masked tokens, float32 [J]. The host waits for the device once.
 
     Args:
@@ -33,7 +32,7 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
         first: long [J], the first pair whose noised caption is equal. The decoder reads only that one.
     """
     to_device = copier(device)
-    length = target_tokens(torch.from_numpy(text), vocab_size).sum(1).numpy()[row] + 1  # with SOT, [J]
+    length = caption_lengths(torch.from_numpy(text), vocab_size).numpy()[row]  # [J]
     read, count = np.unique(first, return_counts=True)  # the pairs that are read, and how many each serves, [D]
     pairs, start = first.argsort(kind="stable"), count.cumsum() - count  # those of a D lie together
 
@@ -81,9 +80,9 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scorin
         num_images: B.
         device: the network's device, by default the text's. The host waits for it once.
     """
-    device = text.device if device is None else device
+    device = device or text.device
     text = text.cpu()
-    lengths, text = target_tokens(text, vocab_size).sum(1).numpy(), text.numpy()
+    lengths, text = caption_lengths(text, vocab_size).numpy() - 1, text.numpy()  # without SOT
     draws = {n: draw_masks(n, options.num_samples, options.seed, options.interval)
              for n in np.unique(lengths[lengths > 0]).tolist()}
     # The captions of an image that have the same length share their masks.

@@ -30,7 +30,7 @@ def parallel(network: Network, text: Tensor, vocab_size: int, max_tokens: int = 
         max_tokens: tokens per decoder call.
         device: the network's device, by default the text's.
     """
-    device = text.device if device is None else device
+    device = device or text.device
     text = text.cpu()
     lengths, text = target_tokens(text, vocab_size).sum(1).numpy(), text.numpy()  # N of each caption, [R]
     image = np.arange(len(text)) * num_images // len(text)

@@ -98,14 +98,13 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
 
 
 def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[int, torch.device], Schedule],
-          options: Scoring = DEFAULT, max_tokens: int = 4096, num_images: int = 1,
-          device: Device = None) -> Likelihood:
+          options: Scoring = DEFAULT, max_tokens: int = 4096, num_images: int = 1, device: Device = None) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
     Arguments are those of `monte_carlo`. `options.num_samples` must be T or more to draw every t, and 2T or more for
     an exact standard error.
     """
-    device = text.device if device is None else device
+    device = device or text.device
     text = text.cpu()
     process, on_cpu = schedule(vocab_size, device), schedule(vocab_size, torch.device("cpu"))
     prior, steps = prior_kl(on_cpu), len(on_cpu.mask) - 1

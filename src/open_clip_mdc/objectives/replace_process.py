@@ -51,8 +51,7 @@ class Schedule(NamedTuple):
 
 
 @lru_cache
-def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing",
-                  device: Device = "cpu") -> Schedule:
+def make_schedule(vocab_size: int, steps: int = 100, preset: str = "absorbing", device: Device = "cpu") -> Schedule:
     """Return the schedule "absorbing" (mask_t = t/T, MDC's linear one in T steps), "code" or "replace" (`PRESETS`)."""
     if steps < 2 or preset not in ("absorbing", *PRESETS):
         raise ValueError(f"a schedule needs at least 2 steps and one of absorbing, {', '.join(PRESETS)}; "
