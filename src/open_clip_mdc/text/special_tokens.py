@@ -11,6 +11,7 @@ import string
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import groupby
 
 import torch
 from open_clip.tokenizer import bytes_to_unicode
@@ -73,15 +74,11 @@ def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
     special = (sot_id(vocab_size), eot_id(vocab_size))
     captions = []
     for ids, valid in zip(text.tolist(), valid_tokens(text, vocab_size).tolist(), strict=True):
-        pieces, run = [], []
-        for token in (i for i, v in zip(ids, valid, strict=True) if v and i not in special):
-            if token == mask_id(vocab_size):
-                pieces += [tokenizer.decode(run).strip(), "[MASK]"]
-                run = []
-            else:
-                run.append(token)
-        pieces.append(tokenizer.decode(run).strip())
-        captions.append(" ".join(p for p in pieces if p))
+        real, pieces = [i for i, v in zip(ids, valid, strict=True) if v and i not in special], []
+        for masked, run in groupby(real, mask_id(vocab_size).__eq__):
+            run = list(run)
+            pieces += ["[MASK]"] * len(run) if masked else [tokenizer.decode(run).strip()]
+        captions.append(" ".join(filter(None, pieces)))
     return captions
 
 
