@@ -36,8 +36,8 @@ class Revealed(NamedTuple):
 
     hidden: Tensor  # long [M], the places that were masked before the step
     predicted: Tensor  # [M, ...], what was predicted at them
-    which: Tensor  # long [n] into M, those that the step reveals
-    places: Tensor  # long [n], their places: hidden[which]
+    places: Tensor  # long [n], those that the step reveals
+    found: Tensor  # [n, ...], what was predicted at these
 
 
 def reveal(predict: Callable[[Tensor], tuple[Tensor, Tensor]], hidden: Tensor, left: np.ndarray,
@@ -76,7 +76,7 @@ def reveal(predict: Callable[[Tensor], tuple[Tensor, Tensor]], hidden: Tensor, l
             left = np.maximum(left - count, 0)
         # [n] and [M - n], ascending both.
         which, rest = partition_indices(chosen, number)
-        yield Revealed(hidden, predicted, which, hidden.index_select(0, which))
+        yield Revealed(hidden, predicted, hidden.index_select(0, which), predicted.index_select(0, which))
         hidden = hidden.index_select(0, rest)
 
 
@@ -128,7 +128,7 @@ def unmask_by_confidence(network: Network, text: Tensor, vocab_size: int, option
     hidden, _ = partition_indices(masked[:, :text.shape[1]], int(left.sum()))
     for number, revealed in enumerate(reveal(predict, hidden, left, text.shape, options.tokens_per_step)):
         # [n, V], log p at the places that this step reveals.
-        places, allowed = revealed.places, revealed.predicted.index_select(0, revealed.which)
+        places, allowed = revealed.places, revealed.found
         weighed = allowed
         if reweigh is not None:
             # A guide reads whole captions, so masks that stay hidden are filled in for it.

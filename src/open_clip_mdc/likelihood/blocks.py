@@ -94,7 +94,7 @@ def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: i
 
     for step, revealed in enumerate(reveal(predict, hidden, left, shape)):
         places = revealed.places
-        per_token = scatter_flat(per_token, places, revealed.predicted.index_select(0, revealed.which))
+        per_token = scatter_flat(per_token, places, revealed.found)
         order = scatter_flat(order, places, step)
         noisy = scatter_flat(noisy, places, text.take(places))
     order = torch.where(order < 0, order, order + position.to(order.device) // size * size)

@@ -95,7 +95,7 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: Device = 
     hidden, _ = partition_indices(masked, int(num_masked.sum()))
     for step, revealed in enumerate(reveal(predict, hidden, num_masked, captions.shape)):
         places = revealed.places
-        per_token = scatter_flat(per_token, places, revealed.predicted.index_select(0, revealed.which))
+        per_token = scatter_flat(per_token, places, revealed.found)
         order = scatter_flat(order, places, step)
         # Decoding would write a token of its own here. Scoring writes the true one.
         noisy = scatter_flat(noisy, places, captions.take(places))
