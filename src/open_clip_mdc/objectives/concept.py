@@ -33,12 +33,11 @@ FUNCTION_WORDS = (  # articles and their kind, conjunctions, prepositions, prono
 
 @lru_cache
 def tokenizer_of(bpe_path: str | None) -> SimpleTokenizer:
-    """Return the tokenizer of a vocabulary. None is CLIP's."""
-    path = {}
-    if bpe_path is not None:  # the name of a packaged file, or a path
-        packaged = resources.files("open_clip_mdc.model_configs") / Path(bpe_path).name
-        path = {"bpe_path": bpe_path if Path(bpe_path).exists() else str(packaged)}
-    return SimpleTokenizer(**path)
+    """Return the tokenizer of a vocabulary, by a path or the name of a packaged file. None is CLIP's."""
+    if bpe_path is None:
+        return SimpleTokenizer()
+    packaged = resources.files("open_clip_mdc.model_configs") / Path(bpe_path).name
+    return SimpleTokenizer(bpe_path if Path(bpe_path).exists() else str(packaged))
 
 
 @lru_cache

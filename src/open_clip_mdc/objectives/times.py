@@ -39,8 +39,6 @@ def mask_condition(shape: tuple[int, int], drop: float, rate: float, generator: 
 
     Each image is chosen with probability `drop`, and each feature of a chosen image is masked with probability `rate`.
     """
-    def draw(*size: int) -> Tensor:
-        return torch.rand(size, generator=generator, device=device)
-
     # [B, 1] and [B, P]: a feature is masked if its image was chosen and it was drawn itself.
-    return (draw(shape[0], 1) < drop) & (draw(*shape) < rate)
+    chosen, drawn = (torch.rand(size, generator=generator, device=device) for size in ((shape[0], 1), shape))
+    return (chosen < drop) & (drawn < rate)
