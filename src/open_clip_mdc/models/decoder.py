@@ -87,17 +87,20 @@ class DecoderBlock(nn.Module):
         # Once an image, however many captions and steps there are.
         return self.split_heads(self.cross_kv(image_embs), 2)
 
+    def look(self, q: Tensor, image_k: Tensor, image_v: Tensor) -> Tensor:
+        """Return what queries [R, L, W] find in the images, [R, L, W]."""
+        # The rows of an image are one long row of queries, [B, H, (R/B)*L, W/H], as they share its keys and values.
+        rows = q.reshape(image_k.shape[0], -1, q.shape[-1])
+        y = F.scaled_dot_product_attention(*self.split_heads(rows, 1), image_k, image_v)
+        return y.transpose(1, 2).reshape(q.shape)
+
     def forward(self, x: Tensor, packed: Packed, image_k: Tensor, image_v: Tensor, mask: Tensor | None,
                 is_causal: bool) -> Tensor:
         # Only attention needs the padded shape. All linear layers run on [N, W].
         q, k, v = self.split_heads(pad(self.self_qkv(self.ln_1(x)), packed), 3)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)  # [R, H, L, W/H]
         x = x + self.self_out(unpad(y.transpose(1, 2).flatten(2), packed))
-
-        # The rows of an image are one long row of queries, [B, H, (R/B)*L, W/H], as they share its keys and values.
-        q = pad(self.cross_q(self.ln_2(x)), packed).reshape(image_k.shape[0], -1, x.shape[-1])
-        y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
-        y = y.transpose(1, 2).reshape(*packed.valid.shape, -1)
+        y = self.look(pad(self.cross_q(self.ln_2(x)), packed), image_k, image_v)
         x = x + self.cross_out(unpad(y, packed))
         return x + self.mlp(self.ln_3(x))
 
@@ -113,11 +116,7 @@ class DecoderBlock(nn.Module):
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)  # [R, H, L + n, W/H]
         y = F.scaled_dot_product_attention(q, k, v)  # [R, H, n, W/H]
         x = x + self.self_out(y.transpose(1, 2).flatten(2))
-
-        # The rows of an image share its keys and values, as in `forward`.
-        q = self.cross_q(self.ln_2(x)).reshape(image_k.shape[0], -1, x.shape[-1])
-        y = F.scaled_dot_product_attention(*self.split_heads(q, 1), image_k, image_v)
-        x = x + self.cross_out(y.transpose(1, 2).reshape(x.shape))
+        x = x + self.cross_out(self.look(self.cross_q(self.ln_2(x)), image_k, image_v))
         return x + self.mlp(self.ln_3(x)), (k, v)
 
 
