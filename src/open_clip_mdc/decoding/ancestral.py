@@ -56,8 +56,8 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
 
     Returns the captions. `step` is when a token last changed, and `log_prob` is its log p(x_0 | x_t) at that step.
     """
-    size, generator = schedule.vocab_size, sampling.generator
-    grid = times(len(schedule.mask) - 1 if steps is None else steps, len(schedule.mask) - 1)
+    size, last, generator = schedule.vocab_size, len(schedule.mask) - 1, sampling.generator
+    grid = times(last if steps is None else steps, last)
     text, valid, forbidden, at = (x.to(device or text.device, non_blocking=True) for x in (
         text, valid, torch.tensor(forbidden, dtype=torch.long), torch.tensor(grid)))
     free = text == mask_id(size)
@@ -77,10 +77,9 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
                                                             generator=generator), text)
     since, log_prob, number = torch.full_like(text, -1), torch.zeros(text.shape, device=text.device), 0
     for i, (t, s) in enumerate(zip(grid, grid[1:], strict=False)):
-        if schedule.absorbing:
-            places, _ = partition_indices(masked[i] & ~masked[i + 1], num_masked[i] - num_masked[i + 1])
-        else:
-            places, _ = partition_indices(free & ~masked[i + 1], num_free - num_masked[i + 1])
+        # Without replacement a token is drawn once. Else all that are visible at s may change.
+        drawn, count = (masked[i], num_masked[i]) if schedule.absorbing else (free, num_free)
+        places, _ = partition_indices(drawn & ~masked[i + 1], count - num_masked[i + 1])
         if not len(places):
             continue
         now = torch.full((len(text),), t, device=text.device)
