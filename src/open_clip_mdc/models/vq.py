@@ -50,12 +50,6 @@ def convolutions(cfg: VQCfg, block: str = "") -> tuple[ModuleType, tuple[str, ..
                              norm_num_groups=min(32, *cfg.channels))
 
 
-def make_encoder(cfg: VQCfg) -> nn.Module:
-    """Build taming-transformers' encoder: [B, 3, H, W] in [-1, 1] -> [B, C, h, w]."""
-    vae, blocks, sizes = convolutions(cfg, "DownEncoderBlock2D")
-    return vae.Encoder(3, cfg.latent, blocks, double_z=False, **sizes)
-
-
 def make_decoder(cfg: VQCfg) -> nn.Module:
     """Build the decoder, which only fitting needs: [B, C, h, w] -> [B, 3, H, W]."""
     vae, blocks, sizes = convolutions(cfg, "UpDecoderBlock2D")
@@ -67,7 +61,9 @@ class VQ(nn.Module):
 
     def __init__(self, cfg: VQCfg):
         super().__init__()
-        self.encoder = make_encoder(cfg)
+        vae, blocks, sizes = convolutions(cfg, "DownEncoderBlock2D")
+        # taming-transformers' encoder: [B, 3, H, W] in [-1, 1] -> [B, C, h, w].
+        self.encoder = vae.Encoder(3, cfg.latent, blocks, double_z=False, **sizes)
         self.quant_conv = nn.Conv2d(cfg.latent, cfg.latent, 1)
         self.score = nn.Linear(cfg.latent, cfg.codes)  # logits of codes, [B, P, K] from [B, P, C]
         self.register_buffer("vectors", torch.empty(cfg.codes, cfg.latent))  # the decoder's input for each code
