@@ -86,7 +86,7 @@ def to_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in ("cls_token", "pos_embed"):
         if name in weights and weights[name].ndim < 3:
             weights[name] = weights[name].reshape(1, -1, weights[name].shape[-1])
-    return dict(weights)
+    return weights
 
 
 def to_native(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,9 +103,8 @@ def to_native(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         moved[:, 1:] += bias
         weights["pos_embed"] = moved
     weights = renamed(weights, NATIVE, back=True)
-    for name in ("class_embedding", "positional_embedding"):
-        if name in weights:
-            weights[name] = weights[name].squeeze(0)
+    if "positional_embedding" in weights:
+        weights["positional_embedding"] = weights["positional_embedding"].squeeze(0)
     if "class_embedding" in weights:
         weights["class_embedding"] = weights["class_embedding"].flatten()
     return weights

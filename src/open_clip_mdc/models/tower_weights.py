@@ -63,12 +63,12 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: weights[name] for name in network.state_dict() if name in weights}
 
 
-def image_part(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def image_part(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the image tower's part of a model's weights, without prefixes such as "visual."."""
     for prefix in PREFIXES:
         part = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
         weights = part or weights
-    return dict(weights)
+    return weights
 
 
 def _sized(visual: VisionTransformer, weights: dict[str, Tensor]) -> dict[str, Tensor]:

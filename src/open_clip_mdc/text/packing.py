@@ -140,7 +140,7 @@ def pack_tokens(text: Tensor, valid: Tensor, causal: bool | Tensor, length_multi
     padded = length_multiple is not None or len(row) < valid.numel()
     return Packed(text[row, column], column if position is None else position[row, column],
                   row * length + column if padded else None, valid, padded, causal,
-                  sight if sight is None else each_tensor(sight, lambda x: resized(x, length)))
+                  each_tensor(sight, lambda x: resized(x, length)))
 
 
 def pad_to_bucket(packed: Packed) -> Packed:
