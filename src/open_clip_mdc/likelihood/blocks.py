@@ -18,6 +18,7 @@ from ..models.interface import Network
 from ..objectives.blocks import filled
 from ..text.packing import scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id
+from .calls import copier
 from .draws import draw_masks, estimate
 from .exact import confidence_and_score, estimated, token_log_prob
 from .scoring import Likelihood, Scoring
@@ -50,9 +51,9 @@ def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size:
         first = int(block == 0)  # after SOT
         hidden[:len(own.hidden), tokens[:, block] == n, block, first:first + n] = own.hidden[:, None]
     text = text.to(device or text.device, non_blocking=True)
-    sums = torch.zeros(hidden.shape[:3], device=text.device)
+    sums, to_device = torch.zeros(hidden.shape[:3], device=text.device), copier(text.device)
     for number, now in enumerate(hidden):
-        places = torch.from_numpy(now.ravel().nonzero()[0]).to(text.device, non_blocking=True)
+        places = to_device(now.ravel().nonzero()[0])
         noisy = scatter_flat(text, places, mask_id(vocab_size))
         found = scatter_flat(torch.zeros(text.shape, device=text.device), places, token_log_prob(
             token_logits(noisy, places), text.take(places)))

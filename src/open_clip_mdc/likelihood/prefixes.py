@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..models.interface import Network
+from .calls import copier
 
 GROUP = 16  # captions of a row. More would share more and attend to more
 WORTH = 0.6  # the largest share of tokens that may be left. For more, attention to a tree takes what they save
@@ -58,5 +59,5 @@ def shared_prefixes(text: np.ndarray, lengths: np.ndarray, num_images: int) -> P
 def prefix_logits(network: Network, tree: Prefixes, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return float32 logits [D, V] after all prefixes, and which of them each token that is asked for has, long [M]."""
     asked, which = np.unique(tree.before, return_inverse=True)
-    text, asked, which = (torch.from_numpy(x).to(device, non_blocking=True) for x in (tree.text, asked, which))
+    text, asked, which = map(copier(device), (tree.text, asked, which))
     return network(tree.count, causal=False, position=tree.position, sight=tree.sight)(text, asked), which
