@@ -9,6 +9,8 @@ import torch
 from open_clip.timm_model import TimmModel
 from torch import Tensor, nn
 
+from .precision import in_eval_mode
+
 
 def settle(visual: TimmModel, name: str) -> None:
     """Set timm's encoder to `visual.image_size`, store the grid of its tokens, and drop parameters without a gradient.
@@ -59,16 +61,13 @@ class _Features(nn.Module):
 
 def _trial(trunk: nn.Module, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
     """Return the tokens of an image on the meta device, and the names of parameters without a gradient."""
-    features, training = _Features(trunk), trunk.training
+    features = _Features(trunk)
     # No memory and no arithmetic: shapes alone go through the network.
     state = {name: torch.empty_like(x, device="meta").requires_grad_(isinstance(x, nn.Parameter))
              for name, x in (*features.named_parameters(), *features.named_buffers())}
     # The model may be built inside a context without gradients, and this pass needs them.
-    with torch.inference_mode(False), torch.enable_grad():
-        try:
-            tokens = torch.func.functional_call(features.eval(), state, torch.empty(1, 3, *size, device="meta"))
-        finally:
-            trunk.train(training)
+    with torch.inference_mode(False), torch.enable_grad(), in_eval_mode(trunk):
+        tokens = torch.func.functional_call(features, state, torch.empty(1, 3, *size, device="meta"))
         if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
             raise ValueError("it gives no tokens and no feature map")
         tokens.sum().backward()
