@@ -114,13 +114,6 @@ class VQTower(nn.Module):
         if not cfg.quantise:
             nn.init.normal_(self.embedding[:-1], std=(width * cfg.latent) ** -0.5)
 
-    @torch.no_grad()
-    def load_vq(self, state_dict: dict[str, Tensor]) -> None:
-        """Load the frozen weights. The embedding starts from the codebook's vectors if they have the same width."""
-        self.vq.load_state_dict(state_dict)
-        if self.cfg.quantise and self.vq.vectors.shape[1] == self.embedding.shape[1]:
-            self.embedding[:-1] = self.vq.vectors / self.vq.vectors.std() * self.embedding.shape[1] ** -0.5
-
     def pixels(self, image: Tensor) -> Tensor:
         """Return pixels in [-1, 1], float32 [B, 3, H, W], of images as OpenCLIP normalises them."""
         # Plain numbers: the host would wait for a tensor of them to be copied to the device.
@@ -183,11 +176,18 @@ class Codes(Tower):
     def tokens(self, image: Tensor, masked: Tensor | None = None) -> Tensor:
         return self.module(image, masked)[1]
 
+    @torch.no_grad()
     def load(self, state_dict: Mapping[str, Tensor]) -> bool:
-        """Load a file with only the VQ-VAE (`open_clip_mdc vq`)."""
+        """Load a file with only the VQ-VAE (`open_clip_mdc vq`).
+
+        The embedding starts from the codebook's vectors if they have the same width.
+        """
         if not all(name.startswith(PREFIX) for name in state_dict):
             return False
-        self.module.load_vq({name.removeprefix(PREFIX): weight for name, weight in state_dict.items()})
+        vq, embedding = self.module.vq, self.module.embedding
+        vq.load_state_dict({name.removeprefix(PREFIX): weight for name, weight in state_dict.items()})
+        if self.module.cfg.quantise and vq.vectors.shape[1] == self.width:
+            embedding[:-1] = vq.vectors / vq.vectors.std() * self.width ** -0.5
         return True
 
 
