@@ -174,10 +174,6 @@ def generate(model: "AnyCaptioner", image: Tensor, return_trace: bool = False, g
             best = value.view(-1, samples).argmax(1)
             rows = best + samples * torch.arange(len(best), device=best.device)
             decoded = Decoded(*(part[rows] for part in decoded))
-    return cut(decoded, model.vocab_size, return_trace)
-
-
-def cut(decoded: Decoded, vocab_size: int, return_trace: bool) -> Tensor | Decoded:
-    longest = int(caption_lengths(decoded.text, vocab_size).max())
+    longest = int(caption_lengths(decoded.text, model.vocab_size).max())
     decoded = Decoded(*(part[:, :longest] for part in decoded))
     return decoded if return_trace else decoded.text

@@ -23,13 +23,6 @@ class Draws(NamedTuple):
     population: np.ndarray  # float [S], number of masks that a count's draws come from. inf is with replacement
 
 
-def mask_counts(num_tokens: int, interval: tuple[float, float] | None = None) -> range:
-    """Return the mask counts n with t_min * N <= n <= t_max * N, at least one, at most 1..N."""
-    t_min, t_max = interval or (0.0, 1.0)
-    low = max(1, math.ceil(t_min * num_tokens - 1e-9))
-    return range(low, max(low, math.floor(t_max * num_tokens + 1e-9)) + 1)
-
-
 def systematic_sample(size: int, draws: int, start: int) -> np.ndarray:
     """Return integers spread evenly over [0, size), long [draws]. A random `start` makes each equally probable."""
     # Rounding an evenly spaced grid of real numbers would be biased for many sizes and numbers of draws.
@@ -44,7 +37,10 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
     count has few masks, each is drawn at most once. So short captions get fewer than `num_samples` draws. The result
     depends on the arguments alone: all candidates of equal length, in any batch, get the same masks.
     """
-    counts = mask_counts(num_tokens, interval)
+    # The mask counts n with t_min * N <= n <= t_max * N, at least one, at most 1..N.
+    t_min, t_max = interval or (0.0, 1.0)
+    low = max(1, math.ceil(t_min * num_tokens - 1e-9))
+    counts = range(low, max(low, math.floor(t_max * num_tokens + 1e-9)) + 1)
     rng = np.random.default_rng([seed, num_tokens])
     sample = systematic_sample(len(counts), num_samples, rng.integers(len(counts)))
     hidden, stratum, repeat, population = [], [], [], []
