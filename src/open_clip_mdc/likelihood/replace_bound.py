@@ -35,11 +35,6 @@ class Noise(NamedTuple):
     other: np.ndarray  # long [K, N], the id that replaces the token
     weight: np.ndarray  # float [K]. The weights add up to 1, with an equal share for each t that is drawn
 
-    def apply(self, tokens: np.ndarray, draw: np.ndarray, vocab_size: int) -> np.ndarray:
-        """Return x_t of captions' tokens, long [n, N], each noised by the draw of that index, [n]."""
-        replaced = np.where(self.replaced[draw], self.other[draw], tokens)
-        return np.where(self.masked[draw], mask_id(vocab_size), replaced)
-
 
 def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule) -> Noise:
     """Draw a systematic sample of t, and noise from a uniform number per token. The arguments alone decide it."""
@@ -77,7 +72,8 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
         for n in np.unique(number[number > 0]).tolist():  # captions of one length share their noise
             own, drawn = number == n, noise[n]
             at = draw[index[own]]
-            x_t[own, 1:n + 1] = drawn.apply(truth[own, 1:n + 1], at, schedule.vocab_size)
+            replaced = np.where(drawn.replaced[at], drawn.other[at], truth[own, 1:n + 1])
+            x_t[own, 1:n + 1] = np.where(drawn.masked[at], mask_id(schedule.vocab_size), replaced)
             predicted[own, 1:n + 1] = drawn.masked[at] if schedule.absorbing else True
             step[own], weight[own] = drawn.step[at], drawn.weight[at]
         places, truth = predicted.ravel().nonzero()[0], truth.ravel()  # [M] into R*(longest + 1)

@@ -20,8 +20,10 @@ def settle(visual: TimmModel, name: str) -> None:
     """
     trunk = visual.trunk
     try:
-        if hasattr(trunk, "set_input_size") and visual.image_size != _made_for(trunk):
-            trunk.set_input_size(img_size=visual.image_size)
+        if hasattr(trunk, "set_input_size"):
+            made_for = getattr(getattr(trunk, "patch_embed", None), "img_size", None)
+            if visual.image_size != tuple(made_for or trunk.pretrained_cfg["input_size"][1:]):
+                trunk.set_input_size(img_size=visual.image_size)
         tokens, unused = _trial(trunk, visual.image_size)
     except Exception as problem:  # networks raise anything
         height, width = visual.image_size
@@ -43,11 +45,6 @@ def settle(visual: TimmModel, name: str) -> None:
     for parameter in unused:
         owner, _, own = parameter.rpartition(".")
         trunk.get_submodule(owner).register_parameter(own, None)
-
-
-def _made_for(trunk: nn.Module) -> tuple[int, int]:
-    size = getattr(getattr(trunk, "patch_embed", None), "img_size", None)
-    return tuple(size or trunk.pretrained_cfg["input_size"][1:])
 
 
 class _Features(nn.Module):

@@ -59,8 +59,7 @@ def token_loss(preset: str, logits: Tensor, predicted: Predicted, aux_weight: fl
     loss = bound_terms(log_p, predicted.token, predicted.read, step, process)
     if not aux_weight:
         return loss
-    factor = 2 - (step - 1) / STEPS
-    return loss - aux_weight * factor * log_p.gather(1, predicted.token[:, None]).squeeze(1)
+    return loss - aux_weight * (2 - (step - 1) / STEPS) * log_p.gather(1, predicted.token[:, None]).squeeze(1)
 
 
 for name, preset in {"mcd": "code", "mcd-absorbing": "absorbing", "mcd-replace": "replace"}.items():
