@@ -17,7 +17,7 @@ from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
 from conftest import make_image, write_run
 from models import evaluate, labelled_webdataset, save_clip
-from training import open_clip_train_each, run_ranks, train_flags
+from training import run_ranks
 
 import open_clip_mdc
 from clip_benchmark_ext import cli
@@ -27,17 +27,6 @@ from clip_benchmark_ext.tasks.linear_probe import top_k_accuracy
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
-MODELS = {"mdc": "MDC-ViT-Ti-8", "arc": "ARC-ViT-Ti-8"}
-
-
-@pytest.fixture(scope="module")
-def runs(scenes, tmp_path_factory):
-    """Run folders of a tiny MDC and a tiny ARC as open_clip_train leaves them: params.txt and a checkpoint."""
-    folder = tmp_path_factory.mktemp("runs")
-    open_clip_train_each(*(
-        train_flags("--dataset-type", "webdataset", "--batch-size", "32", "--epochs", "1", logs=folder, name=alias,
-                    data=scenes / "train" / "{00000..00007}.tar", model=name) for alias, name in MODELS.items()))
-    return folder
 
 
 def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
