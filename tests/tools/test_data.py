@@ -1,8 +1,6 @@
 """Claims about the files that tools read and write: journals, shards, images.    pytest tests/tools/test_data.py"""
 import gzip
 import hashlib
-import io
-import json
 import os
 from threading import Timer
 
@@ -133,14 +131,6 @@ def test_only_the_members_that_are_asked_for_are_read(tmp_path):
         ["__key__", "__url__", "jpg", "txt"], ["__key__", "__url__", "json", "txt"]]
 
 
-def test_a_png_of_sixteen_bits_is_read_by_its_upper_eight():
-    """Pillow's own conversion cuts them off at 255, which is white."""
-    grey, file = (np.arange(60 * 40, dtype=np.uint16) * 27).reshape(40, 60), io.BytesIO()
-    Image.fromarray(grey).save(file, "PNG")
-    read = images.decode_image(file)
-    assert read.mode == "RGB" and np.array_equal(np.asarray(read), np.repeat(grey[..., None] >> 8, 3, axis=-1))
-
-
 @pytest.mark.parametrize("mode, kind", [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")])
 def test_grey_of_sixteen_bits_is_known_by_its_mode_and_format(mode, kind):
     """Older Pillow opens such a PNG as I. Of other images of that mode nothing says what is white."""
@@ -151,22 +141,6 @@ def test_grey_of_sixteen_bits_is_known_by_its_mode_and_format(mode, kind):
             images.eight_bits(image)
         image.format = "PNG"
     assert np.array_equal(np.asarray(images.eight_bits(image).convert("L")), grey >> 8)
-
-
-def test_pairs_are_images_upright_and_the_first_of_several_captions(tmp_path, caplog):
-    turned = Image.new("RGB", (30, 20))
-    exif = turned.getexif()
-    exif[0x0112] = 6
-    buffer = io.BytesIO()
-    turned.save(buffer, "jpeg", exif=exif)
-    with tar_writer(tmp_path / "0.tar") as writer:
-        writer.write({"__key__": "a", "jpg": buffer.getvalue(), "txt": "one\x1etwo"})
-        writer.write({"__key__": "b", "txt": "no image"})
-        writer.write({"__key__": "c", "jpg": buffer.getvalue(), "json": json.dumps({})})
-        writer.write({"__key__": "d", "webp": buffer.getvalue(), "txt": "last"})
-    pairs = images.read_pairs([str(tmp_path / "0.tar")], lambda image: image.size, lambda text: [text])
-    assert list(pairs) == [((20, 30), "one"), ((20, 30), "last")]  # as OpenCLIP reads them in training
-    assert "Left out 2 of the samples" in caplog.text and f"{tmp_path}/0.tar, sample b (txt)" in caplog.text
 
 
 @pytest.mark.parametrize("pattern", ["a.tar", "{000..002}.tar", "a::b/{x,y}.tar", "${HERE}/{0..1}.tar", "$HOME/a"])
