@@ -1,12 +1,10 @@
 """Claims about results of single images, which are kept beside a result: their weighted mean is the metric."""
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pycocoevalcap.bleu.bleu import Bleu
 
-from clip_benchmark_ext import results
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from clip_benchmark_ext.metrics.selection_metrics import ATTRIBUTES, ORDERS, PAIRS, RELATIONS, selection_metrics
@@ -57,9 +55,3 @@ def test_an_images_value_of_bleu_is_what_the_jackknife_has_of_leaving_it_out(no_
     assert scored.scores["Bleu_4"] == pytest.approx(score(captions)) and 0 < scored.scores["Bleu_4"] < 1
     expected = [30 * score(captions) - 29 * score([j for j in captions if j != i]) for i in captions]
     assert scored.of_images["Bleu_4"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_items_lie_in_a_folder_beside_the_result(tmp_path):
-    results.write_items(tmp_path / "result.json", {"images": ["a"], "values": {"x": [1]}})
-    assert json.loads((tmp_path / "items" / "result.json").read_text())["values"] == {"x": [1]}
-    assert not (tmp_path / "result.json").exists()

@@ -54,11 +54,3 @@ def test_a_phrase_is_recalled_where_it_is_true_and_an_alarm_where_it_is_not():
     assert values["phrase_recall"] == [1, 0, 1, 0, 0] and weights["phrase_recall"] == [1, 1, 0, 0, 0]
     found, _, weights = phrase_metrics({"a": "red"}, {"a": ["a star"]}, "star")
     assert found == {"phrase_recall": 0} and set(weights) == {"phrase_recall"}
-
-
-def test_flaws_that_a_reader_sees_first_by_hand():
-    captions = {"a": "a man on on a bike", "b": "A dog runs in the", "c": "", "d": "two cats"}
-    found, of_images = repeats.metrics(captions)
-    assert found == {"repeating_captions": 1 / 4, "cut_captions": 1 / 4, "empty_captions": 1 / 4,
-                     "distinct_words": (4 + 5 + 0 + 2) / 4}
-    assert of_images["repeating_captions"] == [1, 0, 0, 0] and of_images["cut_captions"] == [0, 1, 0, 0]

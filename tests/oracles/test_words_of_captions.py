@@ -6,10 +6,11 @@ from clip_benchmark_ext.metrics import diversity, repeats
 
 @pytest.mark.parametrize("stop", ["", " .", ".", " !", " . ."])
 def test_a_caption_has_the_same_words_with_any_end(stop):
-    captions = {"a": f"a dog in the{stop}", "b": f"a dog on on a bike{stop}", "c": stop, "d": f"two cats{stop}"}
-    _, of_images = repeats.metrics(captions)
+    captions = {"a": f"A dog in the{stop}", "b": f"a dog on on a bike{stop}", "c": stop, "d": f"two cats{stop}"}
+    found, of_images = repeats.metrics(captions)
     assert of_images == {"cut_captions": [1, 0, 0, 0], "repeating_captions": [0, 1, 0, 0],
                          "empty_captions": [0, 0, 1, 0], "distinct_words": [4, 4, 0, 2]}
+    assert found == {name: sum(values) / 4 for name, values in of_images.items()}
     assert [repeats.repeated_words(caption) for caption in captions.values()] == [0, 1, 0, 0]
 
 
