@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import VOCAB, captions, images, seeded, tiny_captioner
 from scipy.stats import chisquare
-from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
+from test_mask_replace import T, V, dense, kl, much_replacement, product, true_posteriors  # noqa: F401
 
 from open_clip_mdc.likelihood.replace_bound import Noise, bound, bound_of_draws, draw_noise
 from open_clip_mdc.likelihood.scoring import Scoring
@@ -53,8 +53,7 @@ def exact(preset: str, x_0: tuple[int, int]) -> tuple[float, float, list[float]]
             for place in (0, 1):
                 if reach[0] * reach[1] > 0:
                     q = true_posteriors(matrices, (first, second)[place], t - 1, t)[0][x_0[place]]
-                    kl = sum(a * math.log(a / b) for a, b in zip(q.tolist(), p[place].tolist(), strict=True) if a > 0)
-                    parts[place] += float(reach[0] * reach[1]) * kl
+                    parts[place] += float(reach[0] * reach[1]) * kl(q, p[place])
         state = after
     assert state[V].sum() + state[:, V].sum() == pytest.approx(0, abs=1e-12)
     return -math.log(state[x_0]), sum(parts), parts
