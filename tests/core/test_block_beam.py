@@ -16,8 +16,8 @@ def logits_of_blocks(model, image):
     """`StepLogits` of a block model of size 1, by a row without a cache for each hypothesis."""
     def step_logits(text, parent):
         n, of_image = text.shape[1], torch.arange(len(text)) // (len(text) // len(image))
-        return torch.cat([naive_logits(model, image[b:b + 1], torch.nn.functional.pad(row[None], (0, 12 - n)), 1,
-                                       {n: mask_id(VOCAB)}) for b, row in zip(of_image.tolist(), text, strict=True)])
+        return torch.cat([naive_logits(model, image[b:b + 1], torch.nn.functional.pad(row[None], (0, 12 - n)), 1, [n])
+                          for b, row in zip(of_image.tolist(), text, strict=True)])
     return step_logits
 
 

@@ -11,6 +11,8 @@ from open_clip_mdc.objectives.blocks import two_streams
 from open_clip_mdc.text.packing import NoisedCaptions, Sight, pack, sees
 from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id, target_tokens
 
+SIX = torch.stack((captions([5, 9, 12]), captions([4, 4, 8], seed=1)))  # three captions of each of two images
+
 
 def blocks(size: int, **options):
     return tiny_captioner("block-diffusion", block_sizes=[size], **options)
@@ -33,19 +35,23 @@ def test_one_rule_holds_every_order():
     assert (sees(Sight(block.repeat(2)[None], torch.cat((~clean, clean), 1))) == both).all()
 
 
-def naive_logits(model, image, text, size: int, noisy: dict[int, int]) -> torch.Tensor:
-    """Logits [V] at the masked positions `noisy` of one block, by one row of that block and what it may read."""
-    block = min(noisy) // size
+def naive_logits(model, image, text, size: int, hidden) -> torch.Tensor:
+    """Logits [V] at the positions `hidden` of one block, by one row of that block and what it may read."""
+    block = min(hidden) // size
     end = min((block + 1) * size, text.shape[1])
     row = text[:, :end].clone()
-    for position, token in noisy.items():
-        row[0, position] = token
+    row[0, list(hidden)] = mask_id(VOCAB)
     # Each finished block reads itself and those before it. The last one reads all.
     relation = torch.arange(end)[:, None] // size >= torch.arange(end) // size
     true = torch.ones(1, end, dtype=torch.bool)
     noised = NoisedCaptions(row, true, true.float(), true, False, torch.ones(1), row, None, true, relation[None])
-    hidden = model.hidden(model.encode_image_tokens(image), pack(row, noised, VOCAB))
-    return model.text.output(hidden)[list(noisy)]
+    states = model.hidden(model.encode_image_tokens(image), pack(row, noised, VOCAB))
+    return model.text.output(states)[list(hidden)]
+
+
+def filled(text: torch.Tensor) -> torch.Tensor:
+    """Of captions [B, 12] what blocks are cut from: behind the end, more EOT."""
+    return text.masked_fill(torch.arange(12) >= caption_lengths(text, VOCAB)[:, None], eot_id(VOCAB))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
@@ -59,9 +65,7 @@ def test_a_training_row_predicts_as_each_block_alone(size):
         assert len(position) and (position // size).unique().numel() > 1 or size == 9
         for block in (position // size).unique().tolist():
             of_block = (position // size == block).nonzero().flatten()
-            hidden = {int(position[i]): mask_id(VOCAB) for i in of_block}
-            filled = text[0].masked_fill(torch.arange(12) >= 9, eot_id(VOCAB))[None]
-            logits = naive_logits(model, image, filled, size, hidden)
+            logits = naive_logits(model, image, filled(text), size, position[of_block].tolist())
             expected = -logits.log_softmax(1).gather(1, token[of_block, None])[:, 0]
             assert torch.allclose(found[of_block], expected, atol=2e-6)
 
@@ -85,15 +89,15 @@ def test_the_loss_is_an_unbiased_estimate_of_the_bound_of_all_blocks(size):
     """Against every mask of every block. (The bound of one block alone is test_objective's.)"""
     model, image, text = blocks(size), images(1), captions([5])
     exact, n = 0.0, 5 + -5 % size
-    filled = text[0].masked_fill(torch.arange(12) >= 5, eot_id(VOCAB))[None]
+    whole = filled(text)
     with torch.no_grad():
         for start in range(0, n, size):
             inside = [p for p in range(start, start + size) if p > 0]
             for m in range(1, len(inside) + 1):
                 beta = math.factorial(m - 1) * math.factorial(len(inside) - m) / math.factorial(len(inside))
                 for hidden in itertools.combinations(inside, m):
-                    logits = naive_logits(model, image, filled, size, dict.fromkeys(hidden, mask_id(VOCAB)))
-                    exact -= beta * logits.log_softmax(1).gather(1, filled[0, list(hidden), None]).sum().item()
+                    logits = naive_logits(model, image, whole, size, hidden)
+                    exact -= beta * logits.log_softmax(1).gather(1, whole[0, list(hidden), None]).sum().item()
         draws = 6000
         generator = seeded(0)
         u = torch.rand(draws, dtype=torch.float64, generator=generator)
@@ -163,23 +167,21 @@ def test_reordered_text_without_an_answer_is_refused_by_the_name_of_its_objectiv
 def exact_in_order(model, image, text, size: int) -> tuple[float, list[int]]:
     """Reveal the true token at the most confident position, block by block, by a naive loop."""
     n = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size)
-    filled = text[0].masked_fill(torch.arange(12) >= caption_lengths(text, VOCAB), eot_id(VOCAB))[None]
-    total, order = 0.0, []
+    whole, total, order = filled(text), 0.0, []
     for start in range(0, n, size):
         hidden = [p for p in range(start, min(start + size, n)) if p > 0]
         while hidden:
-            log_prob = naive_logits(model, image, filled, size, dict.fromkeys(hidden, mask_id(VOCAB))).log_softmax(1)
+            log_prob = naive_logits(model, image, whole, size, hidden).log_softmax(1)
             best = int(log_prob.amax(1).argmax())
             order.append(hidden[best])
-            total += log_prob[best, filled[0, hidden[best]]].item()
+            total += log_prob[best, whole[0, hidden[best]]].item()
             hidden.pop(best)
     return total, order
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 12])
 def test_the_likelihood_is_that_of_a_naive_loop_over_blocks(size):
-    model, image = blocks(size), images(2)
-    text = torch.stack((captions([5, 9, 12]), captions([4, 4, 8], seed=1)))
+    model, image, text = blocks(size), images(2), SIX
     with torch.inference_mode():
         found = model.log_likelihood(image, text, return_details=True)
         for b in range(2):
@@ -196,15 +198,14 @@ def test_the_likelihood_is_that_of_a_naive_loop_over_blocks(size):
 
 def over_orders(model, image, text, size: int) -> tuple[float, float]:
     """The chain rule within each block in all orders: its mean, and the logarithm of the mean probability."""
-    length = caption_lengths(text, VOCAB)
-    end, filled = min(12, -(-int(length) // size) * size), text.masked_fill(torch.arange(12) >= length, eot_id(VOCAB))
+    end, whole = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size), filled(text)
     mean = likelihood = 0.0
     for start in range(0, end, size):
         own = [p for p in range(start, min(start + size, end)) if p > 0]
         given = {}
         for hidden in (hidden for n in range(1, len(own) + 1) for hidden in itertools.combinations(own, n)):
-            logits = naive_logits(model, image, filled, size, dict.fromkeys(hidden, mask_id(VOCAB)))
-            own_log_prob = logits.log_softmax(1)[range(len(hidden)), filled[0, list(hidden)]]
+            logits = naive_logits(model, image, whole, size, hidden)
+            own_log_prob = logits.log_softmax(1)[range(len(hidden)), whole[0, list(hidden)]]
             given[hidden] = dict(zip(hidden, own_log_prob.tolist(), strict=True))
         totals = torch.tensor([sum(given[tuple(sorted(order[k:]))][p] for k, p in enumerate(order))
                                for order in itertools.permutations(own)], dtype=torch.float64)
@@ -215,8 +216,7 @@ def over_orders(model, image, text, size: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_monte_carlo_within_blocks_meets_the_bound_by_enumeration_and_is_unbiased_with_few_draws(size):
-    model, image = blocks(size), images(2)
-    text = torch.stack((captions([5, 9, 12]), captions([4, 4, 8], seed=1)))
+    model, image, text = blocks(size), images(2), SIX
     with torch.inference_mode():
         found = model.log_likelihood(image, text, "monte_carlo", return_details=True)
         exact = torch.tensor([[over_orders(model, image[b:b + 1], text[b, c:c + 1], size) for c in range(3)]
@@ -249,7 +249,7 @@ def test_captions_are_decoded_block_by_block_as_by_a_naive_loop_without_a_cache(
             hidden = list(range(max(start, 1), min(start + size, 11)))
             step = start
             while hidden:
-                logits = naive_logits(model, image[b:b + 1], text, size, dict.fromkeys(hidden, mask_id(VOCAB)))
+                logits = naive_logits(model, image[b:b + 1], text, size, hidden)
                 log_prob = logits.log_softmax(1)
                 log_prob[:, VOCAB - 2] = -torch.inf
                 best = int(log_prob.amax(1).argmax())
