@@ -60,19 +60,15 @@ def test_paper_scale_trains_with_the_hyperparameters_of_tables_6_to_8(paper_trai
     assert len(pretrained) == 44
     for name, a in pretrained.items():
         large, base16 = "ViT-L-14" in name, "ViT-B-16" in name
-        assert a.opt == "adamw", name
-        assert a.lr == (4e-4 if large else 5e-4), name
-        assert a.warmup == (9_078 if "cc3m" in name else 10_000), name  # the tables are of CC12M and Recap
-        assert a.wd == (0.2 if large or base16 else 0.1), name
-        assert (a.beta1, a.beta2) == (0.9, 0.98), name
-        assert a.lr_scheduler == "cosine", name
-        assert a.epochs == 32, name
+        expected = dict(
+            opt="adamw", lr=4e-4 if large else 5e-4, warmup=9_078 if "cc3m" in name else 10_000,  # of CC12M and Recap
+            wd=0.2 if large or base16 else 0.1, beta1=0.9, beta2=0.98, lr_scheduler="cosine", epochs=32,
+            accum_freq=2 if large else 1, grad_clip_norm=1.0 if name.startswith("ARC-ViT-L-14--cc12m") else None,
+            resume="latest", dataset_type="webdataset")
+        assert {flag: getattr(a, flag) for flag in expected} == expected, name
         assert a.batch_size * a.accum_freq * 8 == (2048 if "-x2" in name else 1024), name
-        assert a.accum_freq == (2 if large else 1), name
         if "-x2" not in name:
             assert a.batch_size == (64 if large else 128), name
-        assert a.grad_clip_norm == (1.0 if name.startswith("ARC-ViT-L-14--cc12m") else None), name
-        assert a.resume == "latest" and a.dataset_type == "webdataset", name
 
 
 def test_paper_scale_trains_every_row_once_on_its_data(paper_trainings):
