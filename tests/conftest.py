@@ -8,6 +8,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable
+from csv import writer as csv_writer
 from importlib import import_module
 from pathlib import Path
 
@@ -184,6 +185,13 @@ def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_csv(path: Path, rows: Iterable, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv_writer(file, **options).writerows(rows)
     return path
 
 

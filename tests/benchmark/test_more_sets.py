@@ -1,5 +1,4 @@
 """Claims about SugarCrepe++, BiVLC, What'sUp, COLA, NegBench, ColorSwap and MMVP-VLM: cases in their layouts."""
-import csv
 import json
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from case_files import save_json
-from conftest import make_image, picture, png
+from conftest import make_image, picture, png, write_csv
 from models import evaluate
 
 from clip_benchmark_ext.datasets.readers import Case
@@ -43,16 +42,13 @@ def whatsup(root: Path, subset: str) -> None:
 
 
 def negbench(root: Path, subset: str) -> None:
-    root.mkdir(exist_ok=True)
-    with (root / "COCO_val_mcq_llama3.1_rephrased.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["image_path", "correct_answer", *(f"caption_{i}" for i in range(4)), "correct_answer_template"])
-        for i, true, false in PAIRS:
-            captions = [false, "x", "y"]
-            captions.insert(i % 4, true)
-            image = picture(root / f"val2017/{i:012d}.png", i)
-            kind = ("positive", "negative", "hybrid")[i % 3]
-            rows.writerow([f"data/coco/images/val2017/{image}", i % 4, *captions, kind])
+    rows = [["image_path", "correct_answer", *(f"caption_{i}" for i in range(4)), "correct_answer_template"]]
+    for i, true, false in PAIRS:
+        captions = [false, "x", "y"]
+        captions.insert(i % 4, true)
+        image = picture(root / f"val2017/{i:012d}.png", i)
+        rows.append([f"data/coco/images/val2017/{image}", i % 4, *captions, ("positive", "negative", "hybrid")[i % 3]])
+    write_csv(root / "COCO_val_mcq_llama3.1_rephrased.csv", rows)
 
 
 def bivlc(root: Path) -> None:
@@ -83,15 +79,13 @@ def colorswap(root: Path) -> None:
 
 
 def mmvp_vlm(root: Path) -> None:
-    root.mkdir(exist_ok=True)
-    with (root / "Questions.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["Question ID", "Type", "Statement"])
-        for i, *texts in PAIRS:
-            pattern = ("Orientation", "Camera Perspective")[i % 2]
-            for side, text in enumerate(texts):
-                picture(root / f"MLLM_VLM Images/{pattern}/{2 * i + side + 1}.jpg", 2 * i + side)
-                rows.writerow([2 * i + side + 1, pattern, text])
+    rows = [["Question ID", "Type", "Statement"]]
+    for i, *texts in PAIRS:
+        pattern = ("Orientation", "Camera Perspective")[i % 2]
+        for side, text in enumerate(texts):
+            picture(root / f"MLLM_VLM Images/{pattern}/{2 * i + side + 1}.jpg", 2 * i + side)
+            rows.append([2 * i + side + 1, pattern, text])
+    write_csv(root / "Questions.csv", rows)
 
 
 def nlvr(root: Path, split: str) -> None:

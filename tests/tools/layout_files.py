@@ -2,15 +2,13 @@
 
 Each function returns the value of `open_clip_mdc prepare shards --train`, the names of the images, and their captions.
 """
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from conftest import write_tar
+from conftest import write_csv, write_tar
 from shard_files import make_image, texts
 
 N = 8
@@ -97,11 +95,9 @@ def img2dataset_parquet(folder: Path, five: list = FIVE) -> Made:
 
 
 def imagefolder_csv(folder: Path, five: list = FIVE) -> Made:
-    stream = io.StringIO()
-    csv.writer(stream).writerows([("file_name", "label", "text"), *(
+    write_csv(folder / "metadata.csv", [("file_name", "label", "text"), *(
         (name, 1, text) for name, captions in zip(put_images(folder, "images/{}.jpg"), five, strict=True)
         for text in captions)])
-    put(folder / "metadata.csv", stream.getvalue())
     return (folder,), [f"images/{i}.jpg" for i in range(N)], five
 
 
@@ -158,10 +154,8 @@ def rows_of_images(folder: Path, five: list = FIVE) -> Made:
 
 def own_csv(folder: Path, five: list = FIVE) -> Made:
     names = [str(folder / name) for name in put_images(folder)]
-    stream = io.StringIO()
-    csv.writer(stream, delimiter="\t").writerows([("filepath", "title"), *(
-        (name, captions[0]) for name, captions in zip(names, five, strict=True))])
-    path = put(folder / "pairs.tsv", stream.getvalue())
+    path = write_csv(folder / "pairs.tsv", [("filepath", "title"), *(
+        (name, captions[0]) for name, captions in zip(names, five, strict=True))], delimiter="\t")
     return (path,), names, first(five)
 
 
@@ -176,10 +170,8 @@ def capitals(folder: Path, five: list = FIVE) -> Made:
 
 def kaggle(folder: Path, five: list = FIVE) -> Made:
     """Kaggle's Flickr8k."""
-    stream = io.StringIO()
-    csv.writer(stream).writerows([("image", "caption"), *((name, text) for name, captions in zip(
+    path = write_csv(folder / "captions.txt", [("image", "caption"), *((name, text) for name, captions in zip(
         put_images(folder / "Images"), five, strict=True) for text in captions)])
-    path = put(folder / "captions.txt", stream.getvalue())
     return (path, "--images", folder / "Images"), [f"{i}.jpg" for i in range(N)], five
 
 

@@ -1,5 +1,4 @@
 """Claims about scores of a data set's own captions, and its filter."""
-import csv
 import io
 import json
 import os
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, contents, make_image, members, png, run_folder, write_tar
+from conftest import complaint_of, contents, make_image, members, png, run_folder, write_csv, write_tar
 from open_clip_train.data import get_dataset_size
 from PIL import Image
 
@@ -39,8 +38,7 @@ def place(tmp_path_factory) -> Path:
                 writer.write({name: part for name, part in sample.items() if (n, name) != (6, "txt")})
                 (folder / "images" / f"{n}.png").write_bytes(png(n))
                 rows += [(str(folder / "images" / f"{n}.png"), c) for c in text.split("\x1e") if n != 6]
-    with (folder / "pairs.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("n", "caption", "image"), *((i, c, path) for i, (path, c) in enumerate(rows))])
+    write_csv(folder / "pairs.csv", [("n", "caption", "image"), *((i, c, path) for i, (path, c) in enumerate(rows))])
     return folder
 
 
@@ -96,8 +94,7 @@ def test_a_csv_file_is_scored_in_parts_as_its_shards_are(place, scored, tmp_path
 
 def test_the_parts_of_a_csv_file_are_its_rows_whatever_is_quoted(tmp_path):
     rows = [(f"{i}.png", f'line\n"{i}", é\r\n' * (i % 3)) for i in range(23)] + [("0.png", "again")]
-    with (tmp_path / "p.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("image", "caption"), *rows])
+    write_csv(tmp_path / "p.csv", [("image", "caption"), *rows])
     for size in (1, 5, 24, 100):
         parts = split_csv(tmp_path / "p.csv", size)
         found = [row for part in parts for row in read_csv(part)]
@@ -191,8 +188,7 @@ def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
     for kind in ("gif", "bmp", "jpeg"):
         Image.open(io.BytesIO(png(1))).save(tmp_path / f"a.{kind}")
         rows.append((str(tmp_path / f"a.{kind}"), "a star"))
-    with (tmp_path / "p.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
+    write_csv(tmp_path / "p.csv", rows)
     argv = ("--pairs", tmp_path / "p.csv", "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
             "--out-shards")
     assert score(place, *argv, tmp_path / "kept") is None
