@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import made_images, picture
+from core.likelihoods import reveal
 from models import evaluate, labelled_webdataset, order_data
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -58,13 +59,7 @@ def score_by_hand(model, patches, text, method, interval=(0, 1), **_):
         return log_probs(model, patches, noisy)
 
     if method == "heuristic":
-        hidden, total = set(positions), 0.0
-        while hidden:
-            table = masked(hidden)
-            best = max(sorted(hidden), key=lambda i: table[i].max())
-            total += table[best, text[best]].item()
-            hidden.remove(best)
-        return total
+        return sum(own for _, own in reveal(text, model.vocab_size, lambda noisy: log_probs(model, patches, noisy)))
     by_count = []
     for count in range(1, len(text)):
         if interval[0] * len(positions) <= count <= interval[1] * len(positions):

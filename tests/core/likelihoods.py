@@ -37,6 +37,22 @@ def read(text):
     return text[:length], torch.ones(length, dtype=torch.bool)
 
 
+def reveal(truth, mask, table_of):
+    """Sec. 4.2 by a loop: (place, log p of its true token), the most confident of the masked places first.
+
+    Args:
+        truth: ids [L], of which the first is given.
+        table_of: returns log p [L, V] of a text with masks.
+    """
+    text = truth.clone()
+    text[1:] = mask
+    while (hidden := (text == mask).nonzero()[:, 0]).numel():
+        table = table_of(text)
+        place = int(hidden[table[hidden].amax(1).argmax()])
+        yield place, table[place, truth[place]].item()
+        text[place] = truth[place]
+
+
 def attend(q, k, v, heads, causal):
     """Attention written out, head by head: [L, W], and its weights [H, L, L or P]."""
     out, weights = [], []

@@ -2,7 +2,7 @@
 import pytest
 import torch
 from conftest import images
-from likelihoods import MASK, SOT, V, caption, log_probs, random_captions, read
+from likelihoods import MASK, V, caption, log_probs, random_captions, read, reveal
 
 from open_clip_mdc.likelihood import exact as estimators
 from open_clip_mdc.likelihood import log_likelihood as scoring
@@ -26,17 +26,11 @@ def test_heuristic_equals_a_naive_loop_over_logits(mdc):
     assert found.token_log_likelihood.shape == found.order.shape == (1, 3, 12) and found.draws is None
     for c, row in enumerate(text):
         row, valid = read(row)
-        noisy = torch.tensor([SOT] + [MASK] * (len(row) - 1))
-        total = 0.0
-        for step in range(len(row) - 1):
-            logp = log_probs(mdc, image[0], noisy[None], valid)[0]
-            place = max((i for i in range(1, len(row)) if noisy[i] == MASK), key=lambda i, p=logp: p[i].max())
-            expected = logp[place, row[place]].item()
-            total += expected
-            assert found.order[0, c, place] == step
-            assert found.token_log_likelihood[0, c, place].item() == pytest.approx(expected, abs=1e-4)
-            noisy[place] = row[place]
-        assert found.log_likelihood[0, c].item() == pytest.approx(total, abs=1e-4)
+        places, expected = zip(*reveal(row, MASK, lambda noisy, valid=valid: log_probs(
+            mdc, image[0], noisy[None], valid)[0]), strict=True)
+        assert found.order[0, c, list(places)].tolist() == list(range(len(row) - 1))
+        assert found.token_log_likelihood[0, c, list(places)].tolist() == pytest.approx(expected, abs=1e-4)
+        assert found.log_likelihood[0, c].item() == pytest.approx(sum(expected), abs=1e-4)
         assert found.order[0, c, 0] == -1 and (found.order[0, c, len(row):] == -1).all()
 
 

@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 import torch
+from core.likelihoods import reveal
 
 import open_clip_mdc
 from experiments import pointing
@@ -47,13 +48,8 @@ def test_masked_diffusion_says_a_caption_in_the_order_of_its_confidence_and_the_
     step = pointing.spoken(mdc, image, text).step
     n = int((text[0] == mdc.model.vocab_size - 1).nonzero()[0]) + 1
     for i in range(2):
-        noisy, order = text[i, :n].clone(), []
-        noisy[1:] = mdc.model.vocab_size
-        while (hidden := (noisy == mdc.model.vocab_size).nonzero().squeeze(1)).numel():
-            table = mdc.model.logits(image[i:i + 1], noisy[None], torch.ones(1, n, dtype=torch.bool))[0].softmax(-1)
-            best = int(hidden[table[hidden].amax(1).argmax()])
-            order.append(best)
-            noisy[best] = text[i, best]
+        order = [place for place, _ in reveal(text[i, :n], mdc.model.vocab_size, lambda noisy, i=i: mdc.model.logits(
+            image[i:i + 1], noisy[None], torch.ones(1, n, dtype=torch.bool))[0].softmax(-1))]
         assert [order.index(p) for p in range(1, n)] == step[i, 1:n].tolist()
         assert step[i, 0] == -1 and (step[i, n:] == -1).all()
     arc = open_clip_mdc.load(runs / "arc", device="cpu", precision="fp32")
