@@ -4,14 +4,18 @@ import torch
 from PIL import Image
 from training import open_clip_train
 
-import open_clip_mdc
 from open_clip_mdc import train
 from open_clip_mdc.data.images import encode_png
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import check_flags
 from open_clip_mdc.integration.openclip import MAJOR
 
+pytestmark = pytest.mark.usefixtures("registered_for_training")
 PNG = encode_png(Image.new("RGB", (8, 8)))
+
+
+def warnings(csv, *flags) -> list[str]:
+    return list(check_flags.find_warnings(train.parse(["--train-data", str(csv), "--precision", "fp32", *flags])))
 
 
 @pytest.mark.parametrize("content, words", [
@@ -30,7 +34,6 @@ def test_a_checkpoint_of_something_else_is_named_in_one_line(csv, tmp_path, cont
 
 
 def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatch):
-    open_clip_mdc.register(training=True)
     for i in range(29):
         with tar_writer(tmp_path / f"{i:02d}.tar") as writer:
             writer.write({"__key__": "0", "png": PNG, "txt": "a dog"})
@@ -43,25 +46,20 @@ def test_each_process_needs_a_shard_for_each_of_its_workers(tmp_path, monkeypatc
 
 
 def test_16_bit_types_are_warned_of_where_they_are_slow(csv, monkeypatch):
-    open_clip_mdc.register(training=True)
     monkeypatch.setattr(check_flags, "emulated", lambda device, dtype: device == "cpu" and dtype == torch.float16)
-
-    def warnings(*flags):
-        return list(check_flags.find_warnings(train.parse(["--train-data", str(csv), "--precision", "amp", *flags])))
-    [warning] = warnings("--model", "ViT-B-32")
+    amp = (csv, "--precision", "amp", "--model")
+    [warning] = warnings(*amp, "ViT-B-32")
     assert "slower in float16" in warning and "fp32" in warning
     for fast in ("fp32", "bf16", "amp_bf16"):
-        assert not warnings("--model", "ViT-B-32", "--precision", fast)
+        assert not warnings(*amp, "ViT-B-32", "--precision", fast)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    [warning] = warnings("--model", "MDC-ViT-B-32")
+    [warning] = warnings(*amp, "MDC-ViT-B-32")
     assert "amp_bf16 --torchcompile" in warning
-    assert not warnings("--model", "ViT-B-32") and not warnings("--model", "MDC-ViT-B-32", "--precision", "amp_bf16")
+    assert not warnings(*amp, "ViT-B-32") and not warnings(*amp, "MDC-ViT-B-32", "--precision", "amp_bf16")
 
 
 def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
     """A run of 6 steps: 5 batches, of which 2 make a step, in 3 epochs."""
-    open_clip_mdc.register(training=True)
-
     def warned(*flags):
         caplog.clear()
         check_flags.warn_of_warmup(train.parse(["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--lr", "1e-3",
@@ -72,15 +70,13 @@ def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
 
 
 def test_a_run_without_an_epoch_left_and_16_bit_weights_are_warned_of(csv, tmp_path):
-    open_clip_mdc.register(training=True)
     last = tmp_path / "run" / "checkpoints" / "epoch_4.pt"
     last.parent.mkdir(parents=True)
     torch.save({"epoch": 4, "state_dict": {}}, last)
 
     def warned(*flags):
-        argv = ["--model", "MDC-ViT-Ti-8", "--train-data", str(csv), "--precision", "fp32", "--device", "cpu",
-                "--logs", str(tmp_path), "--name", "run", *flags]
-        return " ".join(check_flags.find_warnings(train.parse(argv)))
+        return " ".join(warnings(csv, "--model", "MDC-ViT-Ti-8", "--device", "cpu", "--logs", str(tmp_path), "--name",
+                                 "run", *flags))
     for which in ("latest", str(last)):
         for epochs in "34":
             assert f"is of epoch 4, so there is nothing to train up to --epochs {epochs}" in warned(
@@ -92,17 +88,14 @@ def test_a_run_without_an_epoch_left_and_16_bit_weights_are_warned_of(csv, tmp_p
 
 
 def test_flags_that_change_nothing_are_said_to(csv):
-    open_clip_mdc.register(training=True)
-
-    def warnings(model, *flags):
-        argv = ["--model", model, "--train-data", str(csv), "--precision", "fp32", "--device", "cpu", *flags]
-        return list(check_flags.find_warnings(train.parse(argv)))
+    on_cpu = (csv, "--device", "cpu", "--model")
     flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--train-num-samples")
-    locked = warnings("MDC-ViT-Ti-8", "--lock-image", "--force-patch-dropout", "0.5")
+    locked = warnings(*on_cpu, "MDC-ViT-Ti-8", "--lock-image", "--force-patch-dropout", "0.5")
     assert "--force-patch-dropout has no effect with --lock-image" in locked[0]
-    found = warnings("MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
+    found = warnings(*on_cpu, "MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
     assert len(found) == 5 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
-    assert not warnings("MDC-ViT-Ti-8") and not warnings("ViT-B-32", "--local-loss", "--gather-with-grad")
+    assert not warnings(*on_cpu, "MDC-ViT-Ti-8")
+    assert not warnings(*on_cpu, "ViT-B-32", "--local-loss", "--gather-with-grad")
 
 
 def test_latest_of_a_run_of_another_model_is_refused_before_anything_of_it_is_written(csv, tmp_path):
