@@ -81,13 +81,23 @@ def test_the_highest_stored_epoch_is_taken_by_tools_and_resume_whatever_names_an
         assert (kept / "epoch_latest.pt").read_bytes() == (kept / f"{taken}.pt").read_bytes()
 
 
-def test_an_export_without_its_weights_is_refused_everywhere(tmp_path, monkeypatch):
-    """OpenCLIP would run a network at random."""
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A run in the working directory, beside an image x.png."""
     monkeypatch.chdir(tmp_path)
     make_image(0).save("x.png")
-    assert complaint_of("export", "--pretrained", run_folder(tmp_path / "run", MODEL), "--out", "e", "--to",
-                        "open_clip") is None
-    e = Path("e")
+    return run_folder(tmp_path / "run", MODEL)
+
+
+@pytest.fixture
+def e(run) -> Path:
+    """The run's export to OpenCLIP."""
+    assert complaint_of("export", "--pretrained", run, "--out", "e", "--to", "open_clip") is None
+    return Path("e")
+
+
+def test_an_export_without_its_weights_is_refused_everywhere(e):
+    """OpenCLIP would run a network at random."""
     checkpoints.load("local-dir:e")
     (e / "open_clip_model.safetensors").rename(e / "renamed.safetensors")
     for given in ("e", "local-dir:e"):
@@ -110,42 +120,35 @@ def test_an_export_without_its_weights_is_refused_everywhere(tmp_path, monkeypat
             benchmark.load_model(args)
 
 
-def test_names_in_files_lead_nowhere_else(tmp_path, monkeypatch):
+def test_names_in_files_lead_nowhere_else(run, e, monkeypatch):
     """Neither to the network nor to other code's configs, and the line blames the file."""
     def no_network(*args, **kwargs):
         raise AssertionError("the network was asked")
     monkeypatch.setattr("socket.socket.connect", no_network)
     monkeypatch.setattr("socket.getaddrinfo", no_network)
-    monkeypatch.chdir(tmp_path)
-    make_image(0).save("x.png")
-    run = run_folder(tmp_path / "run", MODEL)
     for name in ("hf-hub:ORG/NAME", "local-dir:/tmp/x", "http://x/y", "MDC-hf-hub:ORG/NAME", "roberta-ViT-B-32"):
         (run / "params.txt").write_text(f"model: {name}\n")
         said = complaint_of("caption", "x.png", "--pretrained", run, "--out", "o.jsonl")
         assert name in said and said.startswith("error: ") and "\n" not in said, said
-    (run / "params.txt").write_text(f"model: {MODEL}\n")
-    assert complaint_of("export", "--pretrained", run, "--out", "e", "--to", "open_clip") is None
-    config = json.loads(Path("e/open_clip_config.json").read_text())
+    file = e / "open_clip_config.json"
+    config = json.loads(file.read_text())
     for tower, key in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_tokenizer_name"),
                        ("text_cfg", "hf_model_name")):
         changed = {**config["model_cfg"], tower: {**config["model_cfg"][tower], key: "hf-hub:ORG/NAME"}}
-        Path("e/open_clip_config.json").write_text(json.dumps({**config, "model_cfg": changed}))
+        file.write_text(json.dumps({**config, "model_cfg": changed}))
         said = complaint_of("caption", "x.png", "--pretrained", "e", "--out", "o.jsonl")
         assert f"{key} is 'hf-hub:ORG/NAME'" in said and "open_clip_config.json" in said
     clip = {**open_clip.get_model_config("ViT-Ti-8")}
     clip["text_cfg"] = {**clip["text_cfg"], "hf_model_name": "roberta-base"}
-    Path("e/open_clip_config.json").write_text(json.dumps({"model_cfg": clip}))
+    file.write_text(json.dumps({"model_cfg": clip}))
     with pytest.raises(ValueError, match="hf_model_name is 'roberta-base', which lies elsewhere"):
         clip_models.load("local-dir:e")
-    Path("e/open_clip_config.json").write_text("[" * 5000)
+    file.write_text("[" * 5000)
     assert "open_clip_config.json is no config" in complaint_of("caption", "x.png", "--pretrained", "e")
 
 
-def test_weights_of_a_file_are_taken_though_the_config_lies_beside_others(state, tmp_path, monkeypatch):
+def test_weights_of_a_file_are_taken_though_the_config_lies_beside_others(state, e):
     """OpenCLIP ignores the file that is given with a local-dir:."""
-    monkeypatch.chdir(tmp_path)
-    assert complaint_of("export", "--pretrained", run_folder(tmp_path / "run", MODEL), "--out", "e", "--to",
-                        "open_clip") is None
     torch.save(state, "w.pt")
     assert equal(checkpoints.load("w.pt", "local-dir:e")[0].state_dict(), state)
     assert not equal(checkpoints.load("e")[0].state_dict(), state)
@@ -155,11 +158,8 @@ def test_weights_of_a_file_are_taken_though_the_config_lies_beside_others(state,
 
 @pytest.mark.parametrize("value", ["-" * 200_000 + "1", "1+" * 100_000 + "1", "(" * 5000, "[" * 90 + "]" * 90,
                                    "9" * 5000, "\x00", "1e999", "[[1], 2, 3]", "{}", "(1, 2, 3", "'a' 'b'"])
-def test_any_text_in_params_is_one_line(value, tmp_path, monkeypatch):
+def test_any_text_in_params_is_one_line(value, run):
     runs.literal(value)
-    monkeypatch.chdir(tmp_path)
-    make_image(0).save("x.png")
-    run = run_folder(tmp_path / "run", MODEL)
     (run / "params.txt").write_text(f"model: {MODEL}\nimage_mean: {value}\n")
     said = complaint_of("caption", "x.png", "--pretrained", run)
     assert said.startswith("error: ") and "\n" not in said and len(said) < 500
@@ -171,11 +171,9 @@ def test_any_text_in_params_is_one_line(value, tmp_path, monkeypatch):
     assert runs.find(str(run)).model_name == MODEL
 
 
-def test_exports_carry_a_checksum_and_say_nothing_of_timms_own_weights(tmp_path, monkeypatch):
+def test_exports_carry_a_checksum_and_say_nothing_of_timms_own_weights(run):
     """A tag, a licence, a paper or a place that nobody gave would go on in timm and transformers."""
     import timm
-    monkeypatch.chdir(tmp_path)
-    run = run_folder(tmp_path / "run", MODEL)
     assert complaint_of("export", "--pretrained", run, "--out", "e", "--to", "timm", "open_clip") is None
     config = json.loads(Path("e/config.json").read_text())
     assert set(config) == {*"architecture num_classes num_features global_pool model_args pretrained_cfg".split()}
