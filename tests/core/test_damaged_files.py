@@ -14,15 +14,14 @@ from strategies import damaged_weights, decoded, examples, tables, tars, texts
 from strategies import images as pictures
 from strategies import shards as foreign_shards
 from test_hostile_shards import training_samples
+from tools.test_csv_pairs import for_tools, for_training
 from training import equal
 
 import open_clip_mdc
 from open_clip_mdc.cli import taming
 from open_clip_mdc.cli.score import pair_captions
 from open_clip_mdc.data import images, shards, weights
-from open_clip_mdc.data.csv_pairs import read_part, split_csv
 from open_clip_mdc.integration import checkpoints, saving
-from open_clip_mdc.integration.csv_images import CsvImages
 from open_clip_mdc.text.special_tokens import decode_captions, decode_tokens, valid_tokens
 
 LARGEST, LARGEST_TEXT = 2 ** 16, 2 ** 13  # bytes that are read of a member here
@@ -136,17 +135,9 @@ def test_training_and_tools_read_the_rows_that_were_written_or_both_refuse(folde
     path.write_bytes(table.data)
     if table.data[:2] == gzip.compress(b"")[:2]:
         path = path.rename(folder / "t.csv.gz")
-
-    def for_training() -> list[tuple[str, str]]:
-        dataset = CsvImages(str(path), None, img_key="filepath", caption_key="title", sep="\t")
-        return list(zip(dataset.images, dataset.captions, strict=True))
-
-    def for_tools() -> list[tuple[str, str]]:
-        return [(row.image, row.caption) for part in split_csv(path, 3) for row in read_part(part)]
-
     for read in (for_training, for_tools):
         try:
-            found.append(read())
+            found.append(read(path))
         except ValueError as problem:
             one_line(problem, path)
             said.append(str(problem))
