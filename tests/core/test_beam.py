@@ -127,12 +127,6 @@ def test_the_trace_has_every_tokens_place_and_log_likelihood_and_costs_one_look_
         assert step == [-1, *range(end), *[-1] * (len(ids) - end - 1)]
 
 
-def test_a_cappa_model_is_decoded_left_to_right(image):
-    cappa = untrained_captioner("cappa")
-    text, _ = searched(cappa, image, max_length=10)
-    assert torch.equal(generate(cappa, image), text[:, :(text != 0).sum(1).max()])
-
-
 def test_sampled_captions_come_as_often_as_they_are_likely():
     table = random_table(3, vocab_size=4)
 

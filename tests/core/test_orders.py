@@ -101,7 +101,7 @@ def test_a_table_gives_a_word_one_weight_wherever_it_stands(csv, tmp_path):
     assert len(losses(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("objective", ["bicap", "prefix"])
+@pytest.mark.parametrize("objective", ["bicap", "prefix", "cappa"])
 def test_they_caption_and_score_as_arc_does(objective):
     model, arc, image = tiny_captioner(objective), tiny_captioner("arc"), images(3)
     arc.load_state_dict(model.state_dict())
