@@ -145,18 +145,3 @@ def test_low_precision_is_close_to_full(precision):
     got = model(image, prepared)["token_nll"]
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, atol=0.1, rtol=0.02)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_one_batch_is_overfitted(objective):
-    model = tiny_captioner(objective).train()
-    image, text = images(8), captions([5, 6, 7, 8, 9, 10, 11, 12])
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss = CaptionLoss()(**model(image, text))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-20:]) / 20 < 0.3 < 2 < losses[0]
