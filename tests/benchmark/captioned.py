@@ -2,9 +2,8 @@
 import json
 from pathlib import Path
 
+import models
 from models import captioned_webdataset
-
-from clip_benchmark_ext import cli
 
 REFERENCES = [  # of the seven images
     ["a red square", "something red", "red"], ["a café in the rain", "ein Café im Regen"], ["雨の中の猫", "a cat"],
@@ -26,8 +25,7 @@ def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:
                              "--no_amp", "--quiet")]
 
 
-def evaluate(tmp_path, *arguments, name="result") -> tuple[dict, dict]:
-    """The metrics, and what is in the file of captions."""
-    cli.main([*map(str, arguments), "--output", str(tmp_path / f"{name}.json")])
-    return (json.loads((tmp_path / f"{name}.json").read_text())["metrics"],
-            json.loads((tmp_path / "captions" / f"{name}.json").read_text()))
+def evaluate(*arguments, name="result") -> tuple[dict, dict]:
+    """The metrics, and what is in the file of captions. `arguments` begin as `flags` do."""
+    metrics = models.evaluate(*arguments[1:], name=name)["metrics"]
+    return metrics, json.loads(Path(f"captions/{name}.json").read_text())

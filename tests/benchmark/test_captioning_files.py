@@ -7,7 +7,7 @@ import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
 from conftest import picture
-from models import CLIP_CONFIG, captioned_webdataset, save_clip, tiny_clip
+from models import CLIP_CONFIG, Loaded, captioned_webdataset, fail, save_clip, tiny_clip
 from safetensors.torch import save_file
 from training import run_ranks
 
@@ -42,15 +42,12 @@ def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_pa
              "--clipscore_pretrained": [given, "--clipscore_model", name],
              "--train_captions": [file, "--samples", "2", "--temperature", "1"]}[option]
     command = [*flags(runs, data), "--caption_length", "4", "--skip_existing", option, *given]
-    evaluate(tmp_path, *command)
-
-    def fail(args):
-        raise AssertionError("loaded")
+    evaluate(*command)
     monkeypatch.setattr(run_module, "load_model", fail)
-    evaluate(tmp_path, *command)
+    evaluate(*command)
     file.write_bytes(file.read_bytes() + b" ")
-    with pytest.raises(AssertionError, match="loaded"):
-        evaluate(tmp_path, *command)
+    with pytest.raises(Loaded):
+        evaluate(*command)
 
 
 def test_the_table_shows_metrics_times_100_and_lengths_as_they_are():
@@ -65,7 +62,7 @@ def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, d
     save_file(tiny_clip().state_dict(), tmp_path / "open_clip_model.safetensors")
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}}))
     arguments = [*flags(runs, data), "--caption_length", "4", "--clipscore_model", f"local-dir:{tmp_path}"]
-    one = evaluate(tmp_path, *arguments, name="one")
+    one = evaluate(*arguments, name="one")
     run_ranks("python", "-m", "clip_benchmark_ext.cli", *arguments, "--distributed", "--output",
               str(tmp_path / "two.json"))
     assert json.loads((tmp_path / "two.json").read_text())["metrics"] == one[0]
@@ -111,7 +108,7 @@ def test_a_decoding_that_was_stopped_goes_on(runs, data, tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(Captioner, "generate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(tmp_path, *flags(runs, data))
+            evaluate(*flags(runs, data))
     part = tmp_path / "captions" / "result.json.part0"
     with part.open("a") as file:
         file.write('{"batch": 3, "ids": ["key6"], "capt')  # broken off
@@ -120,12 +117,12 @@ def test_a_decoding_that_was_stopped_goes_on(runs, data, tmp_path, monkeypatch, 
     calls.clear()
     with monkeypatch.context() as patch:
         patch.setattr(Captioner, "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
-        resumed = evaluate(tmp_path, *flags(runs, data))
+        resumed = evaluate(*flags(runs, data))
     assert len(calls) == 2 and os.listdir(part.parent) == ["result.json"]  # of four batches
-    assert evaluate(tmp_path, *flags(runs, data), name="afresh") == resumed
+    assert evaluate(*flags(runs, data), name="afresh") == resumed
 
 
-def test_unicode_survives_from_the_tokens_to_the_score(runs, data, tmp_path, monkeypatch):
+def test_unicode_survives_from_the_tokens_to_the_score(runs, data, monkeypatch):
     """A model that says the first reference of every image: what it says is saved, read and scored as perfect."""
     _, _, tokenizer = load(str(runs / "mdc"))
     said = iter(range(len(REFERENCES)))
@@ -134,7 +131,7 @@ def test_unicode_survives_from_the_tokens_to_the_score(runs, data, tmp_path, mon
         return Decoded(text, torch.zeros_like(text), torch.zeros(text.shape))
 
     monkeypatch.setattr(Captioner, "generate", say)
-    metrics, saved = evaluate(tmp_path, *flags(runs, data))
+    metrics, saved = evaluate(*flags(runs, data))
     for caption, references in zip(saved["captions"].values(), REFERENCES, strict=True):
         # as the tokenizer cleans texts: lower case, spaces between kinds of characters, one kind of white space
         assert "".join(caption.split()) == "".join(references[0].lower().split())
@@ -156,12 +153,13 @@ def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs,
         "images": [{"id": i, "file_name": f"{i}.jpg"} for i in range(3)],
         "annotations": [{"id": 10 * i + j, "image_id": i, "caption": caption}
                         for i in range(3) for j, caption in enumerate(REFERENCES[i])]}))
-    metrics, saved = evaluate(tmp_path, *flags(runs, tmp_path, dataset=dataset), "--caption_length", 3)
+    metrics, saved = evaluate(*flags(runs, tmp_path, dataset=dataset), "--caption_length", 3)
     assert saved["references"] == {str(i): REFERENCES[i] for i in range(3)} and metrics["images"] == 3
 
 
-def test_a_key_that_comes_again_keeps_its_captions_apart():
+def test_a_key_that_comes_again_gets_a_number_that_no_other_has():
     assert unique_ids(["0", "1", "0", "0", "2"]) == ["0", "1", "0#2", "0#3", "2"]
+    assert unique_ids(["k", "k", "k#1", "a"]) == ["k", "k#1", "k#1#2", "a"]
 
 
 def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_there_are_no_numbers(
@@ -172,19 +170,15 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
         "images": [{"id": i, "file_name": f"{i}.jpg"} for i in (70, 8, 9)],
         "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]}))
     coco = ("--save_coco_results", "{dataset}-results.json")
-    _, saved = evaluate(tmp_path, *flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
+    _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
     results = json.loads((tmp_path / "mscoco_captions-results.json").read_text())
     assert [row["image_id"] for row in results] == [8, 9, 70]
     assert [row["caption"] for row in results] == list(saved["captions"].values())
 
     numbered = captioned_webdataset(tmp_path / "numbered", {f"k{i}": (i, "a dog") for i in (3, 1)}, **{
         f"k{i}": {"filename": f"COCO_val2014_{i:012d}.jpg"} for i in (3, 1)})
-    evaluate(tmp_path, *flags(runs, numbered), "--caption_length", 3, *coco)
+    evaluate(*flags(runs, numbered), "--caption_length", 3, *coco)
     assert [row["image_id"] for row in json.loads((tmp_path / "noise-results.json").read_text())] == [3, 1]
     monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):
         cli.main([*flags(runs, data), *coco])
-
-
-def test_equal_names_get_a_number_that_no_other_has():
-    assert unique_ids(["k", "k", "k#1", "a"]) == ["k", "k#1", "k#1#2", "a"]

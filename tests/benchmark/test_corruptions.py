@@ -1,6 +1,7 @@
 """Claims about corrupted images."""
 import json
 
+import models
 import pytest
 import torch
 from conftest import make_image
@@ -8,7 +9,6 @@ from models import captioned_webdataset, labelled_webdataset, order_data, save_c
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import corruptions
 from clip_benchmark_ext.datasets.corruptions import LEVELS, parse
 
@@ -60,10 +60,9 @@ def test_brightness_is_a_factor():
 # ---- in the tasks
 
 
-def evaluate(tmp_path, runs, name, *arguments) -> dict:
-    cli.main([str(x) for x in ("eval", "--model", "mdc", "--pretrained", runs / "mdc", *arguments, "--num_workers", 0,
-                               "--no_amp", "--quiet", "--skip_existing", "--output", tmp_path / f"{name}.json")])
-    return json.loads((tmp_path / f"{name}.json").read_text())
+def evaluate(runs, name, *arguments) -> dict:
+    return models.evaluate("--model", "mdc", "--pretrained", runs / "mdc", *arguments, "--no_amp", "--skip_existing",
+                           name=name)
 
 
 @pytest.fixture
@@ -77,22 +76,22 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
     command = ("--dataset", "wds/x", "--dataset_root", captioned, "--task", "captioning", "--caption_length", 6,
                "--batch_size", 2)
     clip = ("--clip", f"{name}:{weights}", "--clip_scale", "1")
-    noisy = evaluate(tmp_path, runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5")
+    noisy = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5")
     with monkeypatch.context() as patch:
         patch.setattr(corruptions, "parse", lambda spec: pytest.fail("has been corrupted already"))
-        clean = evaluate(tmp_path, runs, "clean", *command, *clip)
+        clean = evaluate(runs, "clean", *command, *clip)
     samples = {}
     for i in range(5):
         parse("gaussian_noise:5")(make_image(i)).save(tmp_path / "x.png")
         samples[str(i)] = (tmp_path / "x.png").read_bytes(), "a red square"
     beforehand = captioned_webdataset(tmp_path / "beforehand", samples)
-    evaluate(tmp_path, runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
+    evaluate(runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
     captions = {name: json.loads((tmp_path / "captions" / f"{name}.json").read_text())["captions"]
                 for name in ("noisy", "clean", "same")}
     assert captions["noisy"] == captions["same"] != captions["clean"]
     assert noisy["settings"]["corruption"] == "gaussian_noise:5" and clean["settings"]["corruption"] is None
 
-    scored = evaluate(tmp_path, runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5",
+    scored = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5",
                       "--clipscore_model", name, "--clipscore_pretrained", other_weights(tmp_path, weights))
     from clip_benchmark_ext.metrics import clipscore
     judge = clipscore.load(name, str(tmp_path / "other.pt"), "cpu")
@@ -115,7 +114,7 @@ def test_a_probe_is_trained_on_clean_images_and_tested_on_corrupted_ones(runs, t
     seen, corrupt = [], corruptions.Corruption.__call__
     monkeypatch.setattr(corruptions.Corruption, "__call__", lambda self, image: seen.append(image.tobytes()) or corrupt(
         self, image))
-    found = evaluate(tmp_path, runs, "probe", "--dataset", "wds/x", "--dataset_root", root, "--task", "linear_probe",
+    found = evaluate(runs, "probe", "--dataset", "wds/x", "--dataset_root", root, "--task", "linear_probe",
                      "--corruption", "jpeg:5", "--feature_root", tmp_path / "features", "--batch_size", 8)
     assert set(seen) == {make_image(i).tobytes() for i in range(24)}  # those of the test split
     assert found["settings"]["corruption"] == "jpeg:5"
@@ -125,7 +124,7 @@ def test_selection_is_among_the_captions_of_corrupted_images(runs, tmp_path):
     root = order_data(tmp_path / "order")
     values = {}
     for corruption in ((), ("--corruption", "jpeg:0"), ("--corruption", "gaussian_noise:5")):
-        result = evaluate(tmp_path, runs, "x", "--dataset", "aro/coco_order", "--dataset_root", root, "--task",
+        result = evaluate(runs, "x", "--dataset", "aro/coco_order", "--dataset_root", root, "--task",
                           "image_caption_selection", *corruption)
         values[corruption[-1:]] = json.loads((tmp_path / "items" / "x.json").read_text())["values"]
         assert result["settings"]["corruption"] == (corruption[1] if corruption else None)

@@ -77,11 +77,11 @@ def voc2007_official(root):
 CAPTIONS = {"docci": docci, "dci": dci, "iiw/docci_aar": iiw, "urban1k": urban1k, "nocaps": nocaps}
 
 
-def evaluate(runs, tmp_path, dataset, *flags) -> dict:
+def evaluate(runs, dataset, *flags) -> dict:
     cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", dataset, "--dataset_root",
-              str(tmp_path / "data"), "--num_workers", "0", "--batch_size", "2", *map(str, flags), "--output",
-              str(tmp_path / "result.json")])
-    return json.loads((tmp_path / "result.json").read_text())
+              "data", "--num_workers", "0", "--batch_size", "2", *map(str, flags), "--output",
+              "result.json"])
+    return json.loads(Path("result.json").read_text())
 
 
 @pytest.mark.parametrize("name", CAPTIONS)
@@ -99,7 +99,7 @@ def test_each_layout_gives_its_images_with_their_captions(tmp_path, name):
 
 def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
     nocaps(tmp_path / "data")
-    result = evaluate(runs, tmp_path, "nocaps", "--task", "captioning", "--save_coco_results", tmp_path / "coco.json")
+    result = evaluate(runs, "nocaps", "--task", "captioning", "--save_coco_results", tmp_path / "coco.json")
     metrics = result["metrics"]
     assert metrics["images"] == 4 and metrics["in-domain/images"] == metrics["out-domain/images"] == 2
     saved = json.loads((tmp_path / "captions" / "result.json").read_text())
@@ -113,11 +113,11 @@ def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
 
 def test_long_captions_are_retrieved_and_other_tasks_are_named(runs, tmp_path):
     urban1k(tmp_path / "data")
-    metrics = evaluate(runs, tmp_path, "urban1k", "--recall_k", "1", "--quiet")["metrics"]
+    metrics = evaluate(runs, "urban1k", "--recall_k", "1", "--quiet")["metrics"]
     assert metrics["images"] == metrics["captions"] == 4 and 0 <= metrics["text_retrieval_recall@1_debiased"] <= 1
     assert json.loads((tmp_path / "result.json").read_text())["task"] == "zeroshot_retrieval"
     with pytest.raises(SystemExit, match="urban1k has captions: give --task zeroshot_retrieval or captioning or cloze"):
-        evaluate(runs, tmp_path, "urban1k", "--task", "linear_probe")
+        evaluate(runs, "urban1k", "--task", "linear_probe")
 
 
 def test_voc2007_leaves_out_what_is_in_doubt(tmp_path):
@@ -132,15 +132,15 @@ def test_voc2007_leaves_out_what_is_in_doubt(tmp_path):
 def test_several_classes_of_an_image_are_probed_and_classified(runs, tmp_path, capsys):
     voc2007_official(tmp_path / "data")
     flags = ("voc2007_official", "--task", "linear_probe", "--fewshot_epochs", "20", "--fewshot_lr", "0.1")
-    probed = evaluate(runs, tmp_path, *flags, "--feature", "pixels", "--fewshot_k", "-1")
+    probed = evaluate(runs, *flags, "--feature", "pixels", "--fewshot_k", "-1")
     assert probed["metrics"]["lp_map_11_points"] > 0.9  # test images are among those of training
     assert [row["class"] for row in probed["of_classes"]] == VOC and "| sofa | " in capsys.readouterr().out
     assert "lp_acc1" not in probed["metrics"]
     with pytest.raises(SystemExit, match="--fewshot_k needs one class"):
-        evaluate(runs, tmp_path, *flags, "--fewshot_k", "2", "--quiet")
+        evaluate(runs, *flags, "--fewshot_k", "2", "--quiet")
     with pytest.raises(SystemExit, match="several classes, give --task linear_probe"):
-        evaluate(runs, tmp_path, "voc2007_official", "--task", "probe", "--quiet")
-    metrics = evaluate(runs, tmp_path, "voc2007_official", "--scorer", "heuristic", "--quiet")["metrics"]
+        evaluate(runs, "voc2007_official", "--task", "probe", "--quiet")
+    metrics = evaluate(runs, "voc2007_official", "--scorer", "heuristic", "--quiet")["metrics"]
     assert 0 < metrics["map_11_points_debiased"] <= 1 and 0 < metrics["mean_average_precision"] <= 1
 
 
@@ -187,24 +187,24 @@ def test_data_sets_of_a_file_of_yours_are_evaluated(runs, tmp_path):
                                                                                        strict=True)))
     write(tmp_path / "own.json", OWN)
     own = ("--datasets", tmp_path / "own.json", "--quiet")
-    found = evaluate(runs, tmp_path, "mine", *own)
+    found = evaluate(runs, "mine", *own)
     assert found["metrics"]["cases"] == 4 and "text_acc_debiased" in found["metrics"]
     assert len(found["settings"]["datasets_sha256"][0]) == 64
-    assert evaluate(runs, tmp_path, "holiday/sea", *own, "--recall_k", "1")["metrics"]["captions"] == 8
-    probed = evaluate(runs, tmp_path, "birds", *own, "--task", "linear_probe", "--fewshot_epochs", "1", "--fewshot_lr",
+    assert evaluate(runs, "holiday/sea", *own, "--recall_k", "1")["metrics"]["captions"] == 8
+    probed = evaluate(runs, "birds", *own, "--task", "linear_probe", "--fewshot_epochs", "1", "--fewshot_lr",
                       "0.1", "--fewshot_k", "-1")
     assert [(row["class"], row["images"]) for row in probed["of_classes"]] == [("jay", 2), ("owl", 2)]
-    rows = evaluate(runs, tmp_path, "birds", *own)["of_classes"]
+    rows = evaluate(runs, "birds", *own)["of_classes"]
     assert rows[0].keys() == {"class", "images", "plain", "blind", "debiased"}
     whole = json.loads(json.dumps(OWN))
     del whole["classes"]["birds"]["columns"]["split"]
     write(tmp_path / "own.json", whole)
     with pytest.raises(SystemExit, match="birds has the same images for test and train: give its row a split"):
-        evaluate(runs, tmp_path, "birds", *own, "--task", "linear_probe")
+        evaluate(runs, "birds", *own, "--task", "linear_probe")
     with pytest.raises(SystemExit, match="no hills-test.jsonl in .* should then hold: ROOT/hills-test.jsonl"):
-        evaluate(runs, tmp_path, "holiday/hills", *own)
+        evaluate(runs, "holiday/hills", *own)
     with pytest.raises(SystemExit, match="'holiday/see'.*holiday/sea.*give one of holiday/sea, holiday/hills"):
-        evaluate(runs, tmp_path, "holiday/see", *own)
+        evaluate(runs, "holiday/see", *own)
 
 
 def test_a_reader_of_a_plug_in_is_a_row_too(runs, tmp_path):
@@ -215,7 +215,7 @@ def test_a_reader_of_a_plug_in_is_a_row_too(runs, tmp_path):
         "def read(name, root, **_):\n"
         f"    return [Case('a', (root / {image.name!r},), ('a dog', 'a cat'), name)], {{'facts': 1}}\n"
         "ROWS['of_a_plugin'] = Row(read, PAIRS)\n")
-    metrics = evaluate(runs, tmp_path, "of_a_plugin", "--plugin", tmp_path / "my_set.py", "--quiet")["metrics"]
+    metrics = evaluate(runs, "of_a_plugin", "--plugin", tmp_path / "my_set.py", "--quiet")["metrics"]
     assert metrics["cases"] == metrics["facts"] == 1
 
 

@@ -5,22 +5,21 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import models
 import pytest
 from conftest import make_image
 from models import Loaded, captioned_webdataset, fail, labelled_webdataset, order_data, save_clip
 from safetensors.torch import load_file
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext import run as run_module
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")
 WORKERS = (0, 1, 3)
 
 
-def evaluate(*flags, name="result") -> dict:
+def evaluate(*flags) -> dict:
     """All that a result says, but when it was made."""
-    cli.main(["eval", *map(str, flags), "--output", f"{name}.json", "--batch_size", "4", "--quiet"])
-    result = json.loads(Path(f"{name}.json").read_text())
+    result = models.evaluate(*flags, "--batch_size", 4)
     assert result.pop("made")
     return result
 
