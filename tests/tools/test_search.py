@@ -21,14 +21,13 @@ HOSTILE = "<img src=x onerror=alert(1)> & \u202e.png"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(here) -> Path:
     """36 images, one with a hostile name and four in a shard, and a file of sentences."""
-    monkeypatch.chdir(tmp_path)
     for i in range(32):
-        picture(tmp_path / "photos" / (HOSTILE if i == 7 else f"{i:02d}.png"), i, 32)
+        picture(here / "photos" / (HOSTILE if i == 7 else f"{i:02d}.png"), i, 32)
     write_tar(Path("s.tar"), {f"key{i}.png": png(i, 32) for i in range(32, 36)})
     Path("sentences.txt").write_text("\n".join(SENTENCES))
-    return tmp_path
+    return here
 
 
 def search(run, *argv, out="found.jsonl", workers=("--workers", "0")) -> list[dict] | str:
@@ -106,41 +105,28 @@ def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypa
     assert len(asked) == 16 and not Path("found.jsonl.part").exists()
 
 
-def assert_listed(rows, expected, sentence, names: set[str]) -> None:
-    """These images are found for a sentence, the most likely first."""
-    own = [row for row in rows if row["sentence"] == sentence]
-    assert {row["image"] for row in own} == names
-    assert [row["score"] for row in own] == pytest.approx(
-        sorted((expected[sentence][name][0] for name in names), reverse=True), abs=1e-3)
-
-
-def test_a_shortlist_is_chosen_by_clip_and_ordered_by_likelihood(runs, folder):
+@pytest.mark.parametrize("alias, by", [("arc", ("--clip", "ViT-Ti-8:clip.pt")), ("mdc", ())])
+def test_a_shortlist_is_chosen_by_clip_or_in_one_pass_and_ordered_by_likelihood(runs, folder, alias, by):
     open_clip_mdc.register()
     torch.manual_seed(0)
     torch.save(open_clip.create_model("ViT-Ti-8").state_dict(), "clip.pt")
-    rows = search(runs / "arc", "photos", "s.tar", "@sentences.txt", "--clip", "ViT-Ti-8:clip.pt", "--shortlist", "6",
-                  "--top", "6")
-    model, transform, tokenizer = checkpoints.load("clip.pt", "ViT-Ti-8")
-    with torch.no_grad():
-        images = model.encode_image(made_images(transform, 36, 32))
-        cosines = torch.cosine_similarity(images[:, None], model.encode_text(tokenizer(SENTENCES))[None], dim=-1)
-    expected = by_hand(runs / "arc")
-    for s, sentence in enumerate(SENTENCES):
-        names = list(expected[sentence])
-        assert_listed(rows, expected, sentence, {names[i] for i in cosines[:, s].topk(6).indices.tolist()})
-    assert not list(folder.glob("*.part*"))
-
-
-def test_a_shortlist_of_one_pass_is_ordered_by_the_score_of_all_passes(runs, folder):
-    rows = search(runs / "mdc", "photos", "s.tar", "@sentences.txt", "--shortlist", "6", "--top", "6")
-    model, transform, tokenizer = checkpoints.load(str(runs / "mdc"))
-    images = made_images(transform, 36, 32)
-    expected = by_hand(runs / "mdc")
+    rows = search(runs / alias, "photos", "s.tar", "@sentences.txt", *by, "--shortlist", "6", "--top", "6")
+    model, transform, tokenizer = checkpoints.load(*(("clip.pt", "ViT-Ti-8") if by else (str(runs / alias),)))
+    images, expected = made_images(transform, 36, 32), by_hand(runs / alias)
     for sentence in SENTENCES:
-        rough = model.log_likelihood(images, tokenizer([sentence]).expand(36, -1), "parallel")
-        names = list(expected[sentence])
-        assert_listed(rows, expected, sentence, {names[i] for i in rough.topk(6).indices.tolist()})
+        text = tokenizer([sentence]).expand(36, -1)
+        with torch.no_grad():
+            rough = torch.cosine_similarity(model.encode_image(images), model.encode_text(text)) if by else \
+                model.log_likelihood(images, text, "parallel")
+        names = [list(expected[sentence])[i] for i in rough.topk(6).indices.tolist()]
+        own = [row for row in rows if row["sentence"] == sentence]
+        assert {row["image"] for row in own} == {*names}
+        assert [row["score"] for row in own] == pytest.approx(
+            sorted((expected[sentence][name][0] for name in names), reverse=True), abs=1e-3)
     assert not list(folder.glob("*.part*"))
+
+
+def test_a_shortlist_of_an_autoregressive_captioner_needs_a_clip(runs, folder):
     assert "needs --clip MODEL:FILE" in search(runs / "arc", "photos", "a star", "--shortlist", "20")
 
 
