@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments import commands
 from experiments import run as runner
+from experiments.report import collect
 from experiments.tables import scales
 from experiments.tables.cells import Run
 
@@ -26,6 +27,11 @@ def flags_of(command: list[str]) -> dict[str, str]:
 
 def place(folder: Path) -> commands.Place:
     return commands.Place(folder, folder, "", 0)
+
+
+def page_of(folder: Path, table: str, scale: scales.Scale = scales.SCENES) -> str:
+    """A table that `collect` makes of the results in a folder."""
+    return collect.collect(scale, place(folder), [table])[table]
 
 
 def leave_recipe(folder: Path, scale: scales.Scale, run: Run, seed: int = 0) -> Path:

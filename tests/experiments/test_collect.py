@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from helpers import leave_recipe, place, write_result
+from helpers import leave_recipe, page_of, place, write_result
 
 from experiments import run as runner
 from experiments.report import collect
@@ -18,7 +18,7 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
         write_result(tmp_path, "linear_probe", f"MDC-ViT-Ti-8-t0.0-1.0--short--s{seed}", "wds/probe", lp_acc1=wide)
         write_result(tmp_path, "linear_probe", f"MDC-ViT-Ti-8--short--s{seed}", "wds/probe", lp_acc1=narrow)
     write_result(tmp_path, "linear_probe", "MDC-ViT-Ti-8-t0.4-0.9--short--s0", "wds/probe", lp_acc1=0.58)
-    page = collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
+    page = page_of(tmp_path, "table5")
     # 50, 54, 55: mean 53, squares 9 + 1 + 4 = 14, variance 7; 60, 62, 70: mean 64, squares 16 + 4 + 36, variance 28
     assert f"| [0.0, 1.0] | 53.0 ± {math.sqrt(7):.1f} |" in page
     assert "| [0.4, 0.9] | *58.0* |" in page
@@ -37,7 +37,7 @@ def test_averages_of_a_group_say_which_they_are(tmp_path):
                      cases=cases)
     write_result(tmp_path, kind, "ViT-B-32--cc12m--s0", "aro/vg_relation", 32, text_acc=0.6, text_acc_macro=0.6,
                  text_acc_micro=0.7)
-    page = collect.collect(scales.PAPER, place(tmp_path), ["table2"])["table2"]
+    page = page_of(tmp_path, "table2", scales.PAPER)
     columns, clip = ([cell.strip() for cell in line.split("|")] for line in page.splitlines()[0:3:2])
     row = dict(zip(columns, clip, strict=True))
     assert row["SugarCrepe swap, micro"] == "**65.0** [61.3]" and row["SugarCrepe swap, macro"] == "**60.0**"
@@ -47,12 +47,12 @@ def test_averages_of_a_group_say_which_they_are(tmp_path):
 def test_rows_and_columns_of_which_there_is_nothing_are_named_below(tmp_path):
     write_result(tmp_path, "captioning", "ARC-ViT-Ti-8--short-e4--s0", "wds/captions", epoch=4, Bleu_4=0.5,
                  METEOR=0.4, CIDEr=1.0, ROUGE_L=0.5, mean_length=8.0)
-    page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
+    page = page_of(tmp_path, "table3")
     assert "Not measured: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
     (tmp_path / "results" / "judge").mkdir()
     (tmp_path / "results" / "judge" / "scenes--s0.json").write_text(
         json.dumps({"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40}))
-    page = collect.collect(scales.SCENES, place(tmp_path), ["table3"])["table3"]
+    page = page_of(tmp_path, "table3")
     assert "Not measured: SPICE. Not run: " in page
     cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     assert [row[1::cells[0].index("LLM") - 1] for row in cells[2:4]] == \
@@ -65,13 +65,13 @@ def test_another_checkpoint_of_a_run_neither_hides_nor_replaces_its_result(tmp_p
     name = "MDC-ViT-Ti-8--short--s0"
     write_result(tmp_path, "linear_probe", name, "wds/probe", epoch=1, lp_acc1=0.5)
     other = write_result(tmp_path, "linear_probe", name, "wds/probe", epoch=2, lp_acc1=0.9)
-    assert "| [0.5, 1.0] | **50.0** |" in collect.collect(scales.SCENES, place(tmp_path), ["table5"])["table5"]
+    assert "| [0.5, 1.0] | **50.0** |" in page_of(tmp_path, "table5")
     longer = scales.SCENES._replace(epochs=2)
-    assert "| [0.5, 1.0] | **90.0** |" in collect.collect(longer, place(tmp_path), ["table5"])["table5"]
+    assert "| [0.5, 1.0] | **90.0** |" in page_of(tmp_path, "table5", longer)
     copy = other.with_name("copy.json")
     copy.write_text(other.read_text())
     with pytest.raises(ValueError, match="are results of the same run"):
-        collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+        page_of(tmp_path, "table5")
 
 
 def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
@@ -79,7 +79,7 @@ def test_results_of_another_recipe_do_not_enter_a_table(tmp_path):
     write_result(tmp_path, "linear_probe", run.name(0), "wds/probe", lp_acc1=0.5)
     leave_recipe(tmp_path, scales.SCENES._replace(epochs=3), run)
     with pytest.raises(ValueError, match=r"such as MDC-ViT-Ti-8--short--s0 \(3, now 1\)"):
-        collect.collect(scales.SCENES, place(tmp_path), ["table5"])
+        page_of(tmp_path, "table5")
 
 
 def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path):
@@ -95,10 +95,10 @@ def test_stability_is_the_noise_of_the_logged_loss_around_a_slow_trend(tmp_path)
     assert all(map(math.isnan, loss_variation("no line").values()))
     folder = leave_recipe(tmp_path, scales.SCENES, Run("MDC-ViT-Ti-8-t0.0-1.0", "short"))
     (folder / "out.log").write_text("\n".join(lines))
-    page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
+    page = page_of(tmp_path, "stability")
     assert "| [0.0, 1.0] | missing |" in page, "its epoch has not ended"
     (folder / "out.log").write_text("\n".join(lines).replace(f"[{len(lines) - 1}/99 (3%)]", "[99/99 (100%)]"))
-    page = collect.collect(scales.SCENES, place(tmp_path), ["stability"])["stability"]
+    page = page_of(tmp_path, "stability")
     assert f"| [0.0, 1.0] | 7.2 | {100 * found['log_variation']:.1f} |" in page
 
 

@@ -1,7 +1,6 @@
 """Claims about learning curves and the rich scales."""
-from helpers import place, write_result
+from helpers import page_of, write_result
 
-from experiments.report import collect
 from experiments.tables import curves
 from experiments.tables.scales import RICH
 
@@ -17,7 +16,7 @@ def test_images_until_swapped_attributes_are_told_apart_by_hand(tmp_path):
                 write_result(tmp_path, "image_caption_selection", run, "sugar_crepe/swap_att", epoch, text_acc=value)
     write_result(tmp_path, "image_caption_selection", "ARC-ViT-Ti-8-rich--short--s7", "sugar_crepe/swap_att", 8,
                  text_acc=1.0)  # Table 2's alone: when it got there is not known
-    page = collect.collect(RICH, place(tmp_path), ["curves"])["curves"]
+    page = page_of(tmp_path, "curves", RICH)
     assert "| MDC, 5/8 | **92.0** |" in page and "| ARC, 1/4 | **92.0 ± 1.4** |" in page
     for line in ("| ARC | 40,000 |", "| MDC | 40,000 to 100,000 |", "| CLIP | > 160,000 |",
                  "| CapPa | 160,000 to > 160,000 |"):

@@ -2,11 +2,11 @@
 import open_clip
 import pytest
 from conftest import REPO
-from helpers import dry_run, flags_of, place, write_result
+from helpers import dry_run, flags_of, page_of, place, write_result
 from test_commands import is_training
 
 from experiments import commands, preflight
-from experiments.report import archive, collect
+from experiments.report import archive
 from experiments.tables import photos, scales
 from open_clip_mdc.integration.patches import register
 
@@ -59,7 +59,7 @@ def test_the_recipe_is_chosen_on_validation_photographs(tmp_path):
         scores[cell.row] = number if split == "test" else -number
         write_result(tmp_path, commands.variant(cell.evaluation), cell.run.name(0), cell.evaluation.datasets[0],
                      commands.last_epoch(scale, cell.run), CIDEr=scores[cell.row] / 100)
-    page = collect.collect(scale, place(tmp_path), ["photos"])["photos"]
+    page = page_of(tmp_path, "photos", scale)
     first = {objective: next(row for row in scores if row.startswith(f"validation, {objective}"))
              for objective in photos.RECIPES}
     assert page.endswith("Chosen on validation photographs:\n\n" + "".join(
