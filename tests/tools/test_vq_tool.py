@@ -228,15 +228,10 @@ def test_the_command_writes_what_training_takes(tmp_path):
         state, cfg, model.visual.pixels(image)).flatten(2).transpose(1, 2), atol=1e-4, rtol=1e-4)
 
 
-class Callback:
-    """A class that Lightning's checkpoints hold beside tensors."""
-
-
 @pytest.mark.parametrize("change, said", [
     (lambda s: s.pop("encoder.down.3.attn.1.q.weight"), "lacks 1 weights: encoder.down.3.attn.1.q.weight"),
     (lambda s: s.update({"quant_conv.weight": torch.ones(8, 7, 1, 1)}), "quant_conv.weight is [8, 7, 1, 1]"),
     (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "uses 9 codes, but the model has 5"),
-    (lambda s: s.update(callback=Callback()), "holds other Python objects than tensors (test_vq_tool.Callback)"),
 ])
 def test_other_checkpoints_are_refused_in_one_line(change, said, tmp_path):
     state = random_taming("VectorQuantizer2")
