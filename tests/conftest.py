@@ -290,6 +290,13 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The test's folder as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def clip_benchmark(tmp_path, monkeypatch):
     """Run the command in this process and in an empty folder. Replaced attributes are restored afterwards."""
     monkeypatch.chdir(tmp_path)

@@ -48,9 +48,8 @@ def test_the_choice_of_the_least_loss_is_right_in_each_form_in_which_lmms_eval_h
     assert [local_tasks.chosen({"answer": i}, answers)["acc"] for i in range(3)] == [0, 1, 0]
 
 
-def test_chair_counts_mentions_of_objects_that_are_not_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "synonyms.txt").write_text("dog, puppy, hound dog\nperson, man, woman\nhot dog\nbus\ncar, truck\n")
+def test_chair_counts_mentions_of_objects_that_are_not_there(here):
+    (here / "synonyms.txt").write_text("dog, puppy, hound dog\nperson, man, woman\nhot dog\nbus\ncar, truck\n")
     found = []
     for caption, objects, named in (
             ("Two puppies? No: two dogs and a hound dog, a man.", ["dog", "person"], ["dog", "dog", "person"]),
@@ -76,27 +75,26 @@ def test_the_folder_of_tasks_is_printed_for_include_path():
 
 
 @pytest.fixture
-def evaluate(tmp_path, monkeypatch):
+def evaluate(here, monkeypatch):
     """Return a function that evaluates the packaged captioner on 40 images, and its answers in order."""
     pytest.importorskip("lmms_eval")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("LMMS_EVAL_DATASETS_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setenv("LMMS_EVAL_DATASETS_CACHE", str(here / "hf"))
     monkeypatch.setenv("LMMS_CACHE_RUN_ID", "run")
-    monkeypatch.chdir(tmp_path)
     from lmms_eval.evaluator import simple_evaluate
     from lmms_eval.tasks import TaskManager
     pope, choices = [], []
     for i in range(40):
-        picture(tmp_path / "photos" / f"{i}.png", i)
-        (tmp_path / "photos" / f"{i}.txt").write_text(f"{CAPTIONS[i % 4]}\na picture of {i}")
+        picture(here / "photos" / f"{i}.png", i)
+        (here / "photos" / f"{i}.txt").write_text(f"{CAPTIONS[i % 4]}\na picture of {i}")
         pope.append({"question_id": i, "image": f"{i}.png", "text": f"Is there {THINGS[i % 4]} in the image?",
                      "label": ("yes", "no")[i % 2]})
         choices.append({"image": f"{i}.png", "captions": CAPTIONS, "answer": i % 4})
     run("python", "-m", "open_clip_mdc", "prepare", "shards", "--test", "photos", "--out", "data", fork=True)
     monkeypatch.chdir("data")
-    (tmp_path / "photos").rename("images")
+    (here / "photos").rename("images")
     for name, rows in (("pope", pope), ("choices", choices)):
-        (tmp_path / "data" / f"{name}.json").write_text("\n".join(map(json.dumps, rows)))
+        (here / "data" / f"{name}.json").write_text("\n".join(map(json.dumps, rows)))
 
     def evaluated(task: str, arguments: str, tasks=TASKS, **options) -> tuple[dict, list]:
         found = simple_evaluate("open_clip_mdc", f"pretrained=photo,{arguments}", tasks=[task], batch_size=7,

@@ -148,7 +148,7 @@ def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name,
         assert result["classnames"] == ["big cat", "dog", "owl"] and "  big cat  " in capsys.readouterr().out
 
 
-def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, tmp_path, caplog):
+def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, caplog):
     shutil.rmtree(photos / "val")
     for name in CLASSES:
         for i in range(4, 10):

@@ -292,10 +292,9 @@ def test_samples_and_guidance_are_those_of_each_image():
     assert drawn.shape[0] == 15 and len({tuple(row.tolist()) for row in drawn}) > 10
 
 
-def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_folder(tmp_path / "run", "MDC-ViT-Ti-8-b4")
-    images = [picture(tmp_path / f"{number}.png", number, 32) for number in range(3)]
+def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(here):
+    run_folder(here / "run", "MDC-ViT-Ti-8-b4")
+    images = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     Path("captions.txt").write_text("a star\na red circle left of a blue square\nred\n")
     for flags in ((), ("--length", "6", "--tokens-per-step", "2"),
                   ("--samples", "3", "--select", "consensus", "--temperature", "0.7"),

@@ -45,11 +45,10 @@ def test_a_run_of_clip_loads_whole_with_the_flags_that_change_its_weights(flag, 
     assert equal(checkpoints.load(str(tmp_path))[0].state_dict(), expected)
 
 
-def test_a_file_beside_a_params_txt_is_not_of_its_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_beside_a_params_txt_is_not_of_its_run(here):
     Path("params.txt").write_text("model: MDC-ViT-Ti-8\n")
     Path("bare.pt").touch()
-    for pretrained in ("bare.pt", str(tmp_path / "bare.pt")):
+    for pretrained in ("bare.pt", str(here / "bare.pt")):
         with pytest.raises(ValueError, match="bare.pt is not in a run folder"):
             checkpoints.find(pretrained)
 

@@ -32,37 +32,34 @@ def benchmark_samples(root) -> list:
     return list(built("wds/x", root, "linear_probe", lambda image: image.size, batch_size=2))
 
 
-def test_a_shard_that_is_called_as_a_command_is_opened_as_the_file_that_it_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_shard_that_is_called_as_a_command_is_opened_as_the_file_that_it_is(here):
     Path(COMMAND).write_bytes(tar({"0.png": png(1), "0.txt": b"0"}))
     assert [sample["__key__"] for sample in shards.read_samples(COMMAND)] == ["0"]
     assert complaint_of("lengths", COMMAND, "--out", "l.png") is None
     for is_train in (True, False):
         assert len(training_samples(COMMAND, is_train)) >= 1
-    root = tmp_path / "pipe:touch PWNED;echo "
+    root = here / "pipe:touch PWNED;echo "
     (root / "test").mkdir(parents=True)
     (root / "test" / "0.tar").write_bytes(tar({"0.png": png(1), "0.cls": b"0"}))
-    assert len(benchmark_samples(root.relative_to(tmp_path))) == 1
+    assert len(benchmark_samples(root.relative_to(here))) == 1
     assert not os.path.exists("PWNED")
 
 
 @pytest.mark.parametrize("url", ["pipe:touch PWNED", "PIPE:touch PWNED", "ais:x;touch PWNED",
                                  "http://127.0.0.1:9/';touch PWNED;'.tar"])
-def test_tools_run_no_command_of_a_url(url, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_tools_run_no_command_of_a_url(url, here):
     for argv in (("lengths", url, "--out", "l.png"), ("prepare", "shards", "--train", url, "--out", "o")):
         assert "is no file, and no URL of file, http" in complaint_of(*argv)
     assert not os.path.exists("PWNED")
 
 
-def test_what_a_task_does_not_read_is_not_decoded(tmp_path, monkeypatch):
+def test_what_a_task_does_not_read_is_not_decoded(here):
     """webdataset reads KEY.pyd by pickle."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "0.tar").write_bytes(tar({
+    (here / "test").mkdir()
+    (here / "test" / "0.tar").write_bytes(tar({
         "0.png": png(1), "0.cls": b"3", "0.json": b"{}", "0.pyd": b"cos\nsystem\n(S'touch PWNED'\ntR.",
         "0.txt.gz": b"no gzip"}))
-    assert [label for _, label in benchmark_samples(tmp_path)] == [3]
+    assert [label for _, label in benchmark_samples(here)] == [3]
     assert not os.path.exists("PWNED")
 
 

@@ -69,7 +69,7 @@ def test_training_takes_what_the_tools_take_and_its_run_remembers_how_images_are
         ("bicubic", "shortest") if given == "photo" else ("bilinear", "longest"))
 
 
-def test_the_packaged_captioner_is_known_to_training_by_its_name(tmp_path):
+def test_the_packaged_captioner_is_known_to_training_by_its_name():
     """Its tower, too. As a model it is told how to be started from."""
     args = train.parse(["--model", "photo", "--precision", "fp32"])
     assert check_flags.find_problem(args).endswith(f"give --model {PHOTO_MODEL} --pretrained photo")

@@ -190,9 +190,7 @@ COMMANDS = {"caption": ("{}", "--length", 2, "--out", "c.jsonl"), "embed": ("{}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_names_what_it_skips_by_one_status_and_writes_the_rest(command, folder, runs, tmp_path,
-                                                                            monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_command_names_what_it_skips_by_one_status_and_writes_the_rest(command, folder, runs, here, capsys):
     Path("many").mkdir()
     for number in range(32):
         Path(f"many/{number}.png").write_bytes(save(picture(), "PNG"))

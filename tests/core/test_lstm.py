@@ -65,18 +65,17 @@ def test_captions_written_step_by_step_have_the_likelihood_of_one_pass(options):
         assert (exact[:, 0] >= model.log_likelihood(image, model.generate(image, num_beams=1)) - 1e-5).all()
 
 
-def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes, csv, tmp_path, monkeypatch):
+def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes, csv, here):
     """With OpenCLIP's default precision and a worker."""
     flags = ("--batch-size", "12", "--epochs", "2", "--val-data", csv, "--precision", "amp")
-    open_clip_train(*flags, data=csv, logs=tmp_path, model=MODEL, workers="1")
-    found = losses(tmp_path)
+    open_clip_train(*flags, data=csv, logs=here, model=MODEL, workers="1")
+    found = losses(here)
     assert len(found) == 8 and found[-1] < found[0] - 0.2
-    open_clip_train(*flags, "--resume", tmp_path / "run/checkpoints/epoch_1.pt", data=csv, logs=tmp_path, model=MODEL,
+    open_clip_train(*flags, "--resume", here / "run/checkpoints/epoch_1.pt", data=csv, logs=here, model=MODEL,
                     workers="1", name="resumed")
-    assert equal(weights(tmp_path, 2), weights(tmp_path, 2, "resumed"))
-    monkeypatch.chdir(tmp_path)
+    assert equal(weights(here, 2), weights(here, 2, "resumed"))
     Path("said.txt").write_text("a red circle\na blue square\na red star\n")
-    photos = [picture(tmp_path / f"{number}.png", number, 32) for number in range(3)]
+    photos = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     for number, given in enumerate(((), ("--min-length", "3"), ("--temperature", "1", "--top-k", "5"))):
         assert not complaint_of("caption", *photos, "--pretrained", "run", "--out", f"{number}.jsonl", *given)
         assert len(Path(f"{number}.jsonl").read_text().splitlines()) == 3
@@ -91,7 +90,7 @@ def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes
     assert 0 <= json.loads(Path("probe.json").read_text())["metrics"]["lp_acc1"] <= 1
 
 
-def test_what_an_lstm_cannot_do_is_refused_in_one_line(tmp_path, csv, monkeypatch):
+def test_what_an_lstm_cannot_do_is_refused_in_one_line(csv, here):
     for objective, more in (("mdc", {}), ("mix", {}), ("block-diffusion", {"block_sizes": [4]}), ("concept", {})):
         with pytest.raises(ValueError, match="'lstm' reads from left to right"):
             CaptionCfg(objective=objective, decoder="lstm", **more)
@@ -100,10 +99,9 @@ def test_what_an_lstm_cannot_do_is_refused_in_one_line(tmp_path, csv, monkeypatc
     for objective in ("bicap", "prefix", "cappa"):
         with pytest.raises(ValueError, match="from left to right only"):
             tiny_captioner(objective, decoder="lstm")(images(3), captions([5, 9, 12]))
-    monkeypatch.chdir(tmp_path)
     Path("rows.json").write_text(json.dumps({"rows": {"L-*": {"extends": "Prefix-*", "decoder": "lstm"}}}))
     Path("rows.py").write_text("")
-    said = open_clip_train("--plugin", "rows.py", "--batch-size", "12", "--epochs", "1", data=csv, logs=tmp_path,
+    said = open_clip_train("--plugin", "rows.py", "--batch-size", "12", "--epochs", "1", data=csv, logs=here,
                            model="L-ViT-Ti-8", check=False)
     assert said.returncode and said.stderr.strip().splitlines()[-1].startswith("error: an LSTM reads")
     assert open_clip.get_model_config("MDC-ViT-Ti-8-lstm") is None

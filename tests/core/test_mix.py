@@ -78,16 +78,15 @@ def test_it_captions_and_scores_both_ways():
     assert torch.equal(mix.log_likelihood(image, text), mdc.log_likelihood(image, text))
 
 
-def test_what_a_mix_cannot_do_is_refused_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_mix_cannot_do_is_refused_in_one_line(here):
     with pytest.raises(ValueError, match=r"autoregressive_share is 0.25: .* 0 for any other"):
         CaptionCfg(autoregressive_share=0.25)
     with pytest.raises(ValueError, match="it must be 0 to 1"):
         CaptionCfg(objective="mix", autoregressive_share=1.5)
     assert [cfg["autoregressive_share"] for _, cfg in readings("Mix-ViT-Ti-8-arc12.5")] == [0.125]
     for folder, name in (("mix", "Mix-ViT-Ti-8-arc25"), ("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8")):
-        run_folder(tmp_path / folder, name)
-    photos = [picture(tmp_path / f"{number}.png", number, 32) for number in range(3)]
+        run_folder(here / folder, name)
+    photos = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     flags = ("--out", "c.jsonl", "--html", "c.html")
     for run, given in (("mix", ()), ("mix", ("--sampler", "beam", "--min-length", "3")), ("arc", ("--sampler", "beam")),
                        ("mix", ("--sampler", "beam", "--temperature", "1", "--samples", "2", "--select", "consensus"))):

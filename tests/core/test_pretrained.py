@@ -137,7 +137,7 @@ def test_blind_and_debiased_scores_are_those_of_the_command(model, run, many, tm
     assert model.caption(IMAGES[0], length=5, guidance_scale=3.0, blind_images=many) == guided
 
 
-def test_the_length_is_the_models_choice_where_it_has_learnt_to_choose(model, folder, tmp_path, monkeypatch):
+def test_the_length_is_the_models_choice_where_it_has_learnt_to_choose(model, folder, monkeypatch):
     """ARC ends its captions by itself. Its maximum length is the context, as before."""
     assert model.caption(IMAGES) == model.caption(IMAGES, length="auto") != model.caption(IMAGES, length=15)
     arc = open_clip_mdc.load(run_folder(folder / "arc", "ARC-ViT-Ti-8"))
@@ -195,16 +195,14 @@ MISUSES = [  # what is done, the error, what its one line names
 ]
 
 
-def test_a_misuse_is_one_line(model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_misuse_is_one_line(model, here):
     for misuse, error, words in MISUSES:
         with pytest.raises(error, match=words) as raised:
             misuse(model)
         assert "\n" not in str(raised.value) and "unmask_images" not in str(raised.value)
 
 
-def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_loaded_is_said(run, here):
     make_image(0).save("0.png")
     for options, error, words in (
             ({"precision": "fp64"}, ValueError, "precision is 'fp64': it must be fp32, bf16, fp16"),
@@ -214,7 +212,7 @@ def test_what_cannot_be_loaded_is_said(run, tmp_path, monkeypatch):
             ({"device": "cpu", "compile": True}, ValueError, "compile is True: it must be False on cpu"),
             ({"pretrained": ""}, ValueError, "pretrained is empty: give a run folder"),
             ({"pretrained": None}, TypeError, "not NoneType"),
-            ({"pretrained": tmp_path}, FileNotFoundError, "give a checkpoint file or a run of open_clip_train")):
+            ({"pretrained": here}, FileNotFoundError, "give a checkpoint file or a run of open_clip_train")):
         with pytest.raises(error, match=words):
             open_clip_mdc.load(**{"pretrained": run, **options})
     assert open_clip_mdc.load(run, device=torch.device("cpu"), precision="fp16").precision == "fp16"

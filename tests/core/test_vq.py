@@ -123,7 +123,7 @@ def test_the_latent_control_is_a_linear_map_of_the_same_latents():
     assert visual.vq.state_dict().keys() == tower().vq.state_dict().keys()  # one vq.pt serves both
 
 
-def test_a_file_of_a_vq_vae_alone_gives_that_and_leaves_the_rest_to_the_seed(tmp_path):
+def test_a_file_of_a_vq_vae_alone_gives_that_and_leaves_the_rest_to_the_seed():
     weights = {name: weight for name, weight in captioner(seed=7).state_dict().items() if name.startswith(PREFIX)}
     models = [captioner(seed) for seed in (0, 0, 1)]
     for model in models:

@@ -80,9 +80,8 @@ ROTTEN = {  # kind of file: words of the message
 
 
 @pytest.mark.parametrize("name", ROTTEN)
-def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "w.pt"
+def test_a_file_that_is_no_whole_checkpoint_is_one_line_by_every_way_in(name, here):
+    path = here / "w.pt"
     write_rotten(name, path)
     for way, read in READERS.items():
         said = say(path, read)

@@ -82,11 +82,10 @@ def test_the_highest_stored_epoch_is_taken_by_tools_and_resume_whatever_names_an
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Path:
+def run(here) -> Path:
     """A run in the working directory, beside an image x.png."""
-    monkeypatch.chdir(tmp_path)
     make_image(0).save("x.png")
-    return run_folder(tmp_path / "run", MODEL)
+    return run_folder(here / "run", MODEL)
 
 
 @pytest.fixture

@@ -13,31 +13,30 @@ ROWS = 12
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(here):
     """A folder of photographs, tables of them, and shards, with one thing wrong in each."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
+    (here / "photos").mkdir()
     for i in range(ROWS):
-        (tmp_path / "photos" / f"p{i}.png").write_bytes(png(0, 16))
-    (tmp_path / "photos" / "page.png").write_text("<html>")
+        (here / "photos" / f"p{i}.png").write_bytes(png(0, 16))
+    (here / "photos" / "page.png").write_text("<html>")
     names = [f"photos/p{i}.png" for i in range(ROWS)]
     tables = {"good": names, "windows": [name.replace("/", "\\") for name in names],
               "one": [*names[:6], "photos/none.png", *names[7:]], "html": [*names[:6], "photos/page.png", *names[7:]],
               "folder": [*names[:6], "photos", *names[7:]], "most": [*names[:3], *(f"gone/{i}.png" for i in range(9))]}
     for name, rows in tables.items():
-        (tmp_path / f"{name}.csv").write_text("filepath,title\n" + "".join(f"{row},a dog\n" for row in rows))
+        (here / f"{name}.csv").write_text("filepath,title\n" + "".join(f"{row},a dog\n" for row in rows))
     pairs = {f"{i}.{kind}": data for i in range(ROWS) for kind, data in (("png", png(i, 16)), ("txt", b"a dog"))}
     images = {name: data for name, data in pairs.items() if name.endswith("png")}
     whole = tar(pairs)
-    (tmp_path / "whole.tar").write_bytes(whole)
-    (tmp_path / "cut.tar").write_bytes(whole[:len(whole) // 2])
-    (tmp_path / "between.tar").write_bytes(tar(dict(list(pairs.items())[:4]))[:-1024])  # where no member is open
-    (tmp_path / "photo.tar").write_bytes(png(0, 16))
-    (tmp_path / "apart.tar").write_bytes(tar(images | pairs))
-    (tmp_path / "images.tar").write_bytes(tar(images))
-    (tmp_path / "empty.tar").write_bytes(bytes(10240))
+    (here / "whole.tar").write_bytes(whole)
+    (here / "cut.tar").write_bytes(whole[:len(whole) // 2])
+    (here / "between.tar").write_bytes(tar(dict(list(pairs.items())[:4]))[:-1024])  # where no member is open
+    (here / "photo.tar").write_bytes(png(0, 16))
+    (here / "apart.tar").write_bytes(tar(images | pairs))
+    (here / "images.tar").write_bytes(tar(images))
+    (here / "empty.tar").write_bytes(bytes(10240))
     open_clip_mdc.register(training=True)
-    return tmp_path
+    return here
 
 
 def problem(*flags) -> str | None:

@@ -79,21 +79,20 @@ def test_borders_in_timm_are_as_black_as_the_mean(tmp_path, pictures):
         assert torch.equal(transform(Image.open(path)), next(model.batches([path]))[0])
 
 
-def test_the_packaged_captioner_of_feature_maps_goes_to_timm_and_its_card_shows_how(tmp_path, pictures, monkeypatch):
-    assert complaint_of("export", "--pretrained", "photo", "--out", tmp_path / "out", "--to", "timm") is None
-    assert "`LICENSE`, `SOURCE.md`" in (tmp_path / "out" / "README.md").read_text()
-    assert "Apache License" in (tmp_path / "out" / "LICENSE").read_text()
-    assert "non-commercial" in (tmp_path / "out" / "SOURCE.md").read_text()
-    encoder, transform = timm_export(tmp_path / "out")
+def test_the_packaged_captioner_of_feature_maps_goes_to_timm_and_its_card_shows_how(pictures, here):
+    assert complaint_of("export", "--pretrained", "photo", "--out", here / "out", "--to", "timm") is None
+    assert "`LICENSE`, `SOURCE.md`" in (here / "out" / "README.md").read_text()
+    assert "Apache License" in (here / "out" / "LICENSE").read_text()
+    assert "non-commercial" in (here / "out" / "SOURCE.md").read_text()
+    encoder, transform = timm_export(here / "out")
     expected = open_clip_mdc.load("photo", device="cpu").encode_image(pictures)
     with torch.no_grad():
         maps = encoder.forward_features(torch.stack([transform(Image.open(path)) for path in pictures]))
     mean, spread = maps.mean(1, keepdim=True), maps.var(1, keepdim=True, unbiased=False)
     assert (((maps - mean) / (spread + 1e-5).sqrt()).mean((2, 3)) - expected).abs().max() < 1e-4
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["architecture"] == "tf_efficientnet_lite0"
-    monkeypatch.chdir(tmp_path)
+    assert json.loads((here / "out" / "config.json").read_text())["architecture"] == "tf_efficientnet_lite0"
     Image.open(pictures[0]).save("image.jpg", format="PNG")
-    card = (tmp_path / "out" / "README.md").read_text()
+    card = (here / "out" / "README.md").read_text()
     blocks = [text.partition("```")[0] for text in card.split("```python\n")[1:]]
     assert len(blocks) == 2
     for block in blocks:

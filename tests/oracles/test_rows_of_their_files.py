@@ -11,12 +11,11 @@ NUMBER = 12
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
+def photos(here):
     """Two folders with the same names and other pictures, and a link to the first."""
-    monkeypatch.chdir(tmp_path)
     for first, folder in ((0, "a"), (50, "b")):
         for number in range(NUMBER):
-            picture(tmp_path / folder / f"{number:02d}.png", first + number, 64)
+            picture(here / folder / f"{number:02d}.png", first + number, 64)
     Path("photos").symlink_to("a")
 
 

@@ -20,13 +20,12 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(here):
     noise = torch.randint(0, 256, (2, 40, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    (tmp_path / "photos").mkdir()
+    (here / "photos").mkdir()
     for name, pixels in zip(("a.png", "<b>.png"), noise, strict=True):
-        Image.fromarray(pixels.numpy()).save(tmp_path / "photos" / name)
-    return tmp_path
+        Image.fromarray(pixels.numpy()).save(here / "photos" / name)
+    return here
 
 
 def complaint(*argv) -> str | None:

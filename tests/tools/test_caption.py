@@ -197,9 +197,8 @@ def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(r
         assert (lines() == captions[alias]) == (alias == "cfg")  # which draws nothing
 
 
-def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot_be_read(runs, tmp_path, monkeypatch):
+def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot_be_read(runs, here, monkeypatch):
     """It read all the images before the first caption, whatever --limit, and one that is broken ended the run."""
-    monkeypatch.chdir(tmp_path)
     for number in range(40):
         scene(number).save(f"{number:02d}.png")
     Path("20.png").write_bytes(b"no image")

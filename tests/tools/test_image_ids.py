@@ -32,14 +32,13 @@ def test_every_kind_of_file_has_the_rows_of_the_json_lines(runs, folder, alias, 
             assert token == {**other, "log_prob": pytest.approx(other["log_prob"], abs=1e-5)}
 
 
-def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, here):
     Path("in").mkdir()
     for number, name in enumerate(("COCO_val2014_000000391895", "000000000042", "holiday", "x")):
         scene(number).save(f"in/{name}.png")
     Path("in/holiday.json").write_text('{"image_id": 7, "caption": "mine"}')
     Path("in/x.JSON").write_text('{"image_id": "8"}')
-    write_tar(tmp_path / "s.tar", {
+    write_tar(here / "s.tar", {
         "000000000.png": saved(scene(4)), "000000000.json": b'{"filename": "COCO_val2014_000000000009.jpg"}',
         "000000001.png": saved(scene(5)), "000000001.json": b'{"image_id": 11, "filename": "3.jpg"}',
         "000000012.png": saved(scene(6))})
@@ -51,15 +50,14 @@ def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, tmp_path, m
     assert {tuple(row) for row in results} == {("image_id", "caption")}
 
 
-def test_a_number_that_is_missing_or_comes_twice_is_one_line_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_number_that_is_missing_or_comes_twice_is_one_line_before_anything_is_loaded(here):
     for name in ("COCO_val2014_000000000005", "5", "0013ea2087020901"):
         scene(1).save(f"{name}.png")
     for images, words in ((("0013ea2087020901.png",), "0013ea2087020901.png has no image_id"),
                           (("5.png", "COCO_val2014_000000000005.png"), "both have the image_id 5")):
         complaint = run("--pretrained", "nowhere", *images, "--out", "r.json")
         assert words in complaint and "\n" not in complaint
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".png"] * 3
+    assert sorted(path.suffix for path in here.iterdir()) == [".png"] * 3
 
 
 @pytest.mark.parametrize("name, number", [("val0000007.png", None), ("val_0000007.png", 7), ("val_0001.jpg", 1)])

@@ -214,9 +214,8 @@ def asked(layout, folder: Path) -> Path:
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in (img2dataset_shards, own_csv)],
                          ids=lambda layout: layout.__name__)
-def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_path, runs, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = asked(layout, tmp_path / "my photos")
+def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, runs, here):
+    path = asked(layout, here / "my photos")
     argv = printed_command(refused(SystemExit, train.main, ["--model", "MDC-ViT-Ti-8", "--val-data", str(path)]))
     assert argv[2:4] == ["--val", str(path)]
     said = [complaint_of("score", "--pretrained", runs / "mdc", "--pairs", path, "--out", "s")]
@@ -225,12 +224,11 @@ def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, tmp_
             ("caption", "c.jsonl"), ("embed", "e"))]
     assert all(printed_command(line)[2:4] == ["--train", str(path)] for line in said), said
     assert complaint_of(*argv) is None
-    assert (tmp_path / argv[5] / "val/00000.tar").exists()
+    assert (here / argv[5] / "val/00000.tar").exists()
 
 
-def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_that_is_printed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    imagefolder_csv(tmp_path / "in")
+def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_that_is_printed(here):
+    imagefolder_csv(here / "in")
     said = refused(SystemExit, train.main, ["--model", "MDC-ViT-Ti-8", "--train-data", "in/metadata.csv"])
     assert complaint_of(*printed_command(said)) is None
 

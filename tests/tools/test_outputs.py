@@ -62,8 +62,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp
                 assert str(place) in problem, problem
 
 
-def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(tmp_path, monkeypatch, runs, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(here, runs, capsys):
     for name, colour in (("a.png", "red"), ("b.png", "blue")):
         Image.new("RGB", (32, 32), colour).save(name)
     Path("bad.jpg").write_bytes(b"no image")
@@ -190,19 +189,17 @@ def test_who_waits_for_what_hangs_says_so_and_makes_it_once_that_has_ended(tmp_p
      "x.jsonl"),
     ("vq", "fit", "--model", "m", "--train-data", "x.pt.png", "--out", "x.pt"),
 ], ids=" ".join)
-def test_a_file_that_is_read_is_not_written(tmp_path, monkeypatch, argv):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_is_read_is_not_written(here, argv):
     Path("a").mkdir()
     for name in ("x.csv", "x.json", "y.json", "x.jsonl", "x.pt.png"):
         Path(name).write_text("mine")
     Path("link.csv").symlink_to("x.csv")
-    before = sorted(path.name for path in tmp_path.iterdir())
+    before = sorted(path.name for path in here.iterdir())
     assert "which is read: give another name" in complaint_of(*argv)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before and Path("x.json").read_text() == "mine"
+    assert sorted(path.name for path in here.iterdir()) == before and Path("x.json").read_text() == "mine"
 
 
-def test_a_second_file_that_no_flag_names_replaces_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_second_file_that_no_flag_names_replaces_nothing(here):
     command = ("vq", "fit", "--model", "m", "--train-data", "none.tar", "--out", "d.pt")
     Path("d.pt.png").mkdir()
     assert "d.pt.png, which exists already" in complaint_of(*command)
@@ -218,8 +215,7 @@ def test_an_error_while_writing_names_the_output_as_the_user_did(tmp_path, write
     assert error.value.filename == f"{out}{inner}" and error.value.errno == 28 and not list(tmp_path.iterdir())
 
 
-def test_a_default_name_that_is_read_makes_way(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_default_name_that_is_read_makes_way(here, capsys):
     Path("a").mkdir()
     Path("captions.jsonl").write_text("mine")
     complaint_of("caption", *MODEL, "a", "--compare", "captions.jsonl", "--html", "c.html")
@@ -228,8 +224,7 @@ def test_a_default_name_that_is_read_makes_way(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("argv", [("caption", *MODEL, "a"), ("search", *MODEL, "a", "a dog")], ids=" ".join)
-def test_a_journal_that_cannot_be_written_is_told_first(tmp_path, monkeypatch, argv):
-    monkeypatch.chdir(tmp_path)
+def test_a_journal_that_cannot_be_written_is_told_first(here, argv):
     Path("a").mkdir()
     Path("x.jsonl.part").mkdir()
     assert "x.jsonl.part: is a folder" in complaint_of(*argv, "--out", "x.jsonl")

@@ -112,7 +112,7 @@ def test_bias_counts_against_an_interval_and_spread_over_t_as_noise():
     assert whole[["snr", "cosine", "progress"]].tolist() == pytest.approx([0.5 / 3.5, 1, 0.5 / 4])
 
 
-def test_scores_of_zero_have_no_finite_error_and_are_never_tied(monkeypatch):
+def test_scores_of_zero_have_no_finite_error_and_are_never_tied():
     left_out = np.array([[1.0, 2.0, 0.0], [1.0, 4.0, 3.0], [2.0, 2.0, 3.0]])
     with np.errstate(all="raise"):
         errors = gradient_noise.log_ratio_error(left_out, 0)
@@ -189,17 +189,16 @@ def test_the_table_over_t_holds_means_and_variances_with_and_without_the_weight(
 
 
 @pytest.fixture
-def schedule_search(scenes, tmp_path, monkeypatch):
+def schedule_search(scenes, here):
     """Runs the command on a network of the whole interval in an empty folder, and returns what it wrote as JSON."""
-    monkeypatch.chdir(tmp_path)
     open_clip_mdc.register()
     torch.manual_seed(0)
-    write_run(tmp_path / "run", open_clip.create_model("MDC-ViT-Ti-8").state_dict(), model="MDC-ViT-Ti-8-t0.0-1.0")
+    write_run(here / "run", open_clip.create_model("MDC-ViT-Ti-8").state_dict(), model="MDC-ViT-Ti-8-t0.0-1.0")
 
     def call(*flags, data=scenes / "train" / "{00000..00007}.tar"):
         tool.main(["--pretrained", "run", "--train-data", str(data), "--batch-size", "2", "--num-samples", "16",
                    "--device", "cpu", *map(str, flags)])
-        return json.loads((tmp_path / "schedule.json").read_text())
+        return json.loads((here / "schedule.json").read_text())
     return call
 
 
