@@ -44,6 +44,10 @@ def test_logits_and_losses_are_those_of_a_loop_over_cells():
         answers = expected[:, :-1].log_softmax(2).gather(2, text[:, 1:, None])[..., 0]
         nll = -torch.cat([row[:n] for row, n in zip(answers, (4, 8, 11), strict=True)])
         assert torch.allclose(model(image, text)["token_nll"], nll, atol=1e-5)
+        both = torch.stack((text, text.roll(1, 0)), 1)  # two captions of each image
+        scores = model.log_likelihood(image, both)
+        assert torch.allclose(scores[:, 0], -torch.stack([x.sum() for x in nll.split([4, 8, 11])]), atol=1e-4)
+        assert torch.allclose(scores[:, 1], model.log_likelihood(image, both[:, 1]), atol=1e-4)
         with torch.autocast("cpu", torch.bfloat16):
             found = model.train()(image, text)["token_nll"]
             assert torch.allclose(found, nll, atol=0.1) and not torch.equal(found, nll)
