@@ -188,6 +188,10 @@ def write_tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
     return path
 
 
+def read_json(path: str | Path):
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
 def write_csv(path: Path, rows: Iterable, **options) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import picture, png, write_tar
+from conftest import picture, png, read_json, write_tar
 from open_clip.model import CLIP
 
 from clip_benchmark_ext import cli
@@ -21,7 +21,7 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
 def evaluate(*flags, name: str = "result") -> dict:
     """Return the result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
     cli.main(["eval", "--num_workers", "0", "--quiet", "--output", f"{name}.json", *map(str, flags)])
-    return json.loads(Path(f"{name}.json").read_text())
+    return read_json(f"{name}.json")
 
 
 class Loaded(Exception):

@@ -1,6 +1,5 @@
 """Claims about `clip_benchmark` with captioners, by the real command."""
 import csv
-import json
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import make_image, write_run
+from conftest import make_image, read_json, write_run
 from models import evaluate, labelled_webdataset, save_clip
 from training import run_ranks
 
@@ -52,7 +51,7 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
               "    distributed.start = lambda device: None  # the processes have met\n")
     for name, flags in tasks.items():
         one = evaluate(*flags, "--feature_root", tmp_path / "one")
-        assert json.loads(Path(f"two-{name}.json").read_text()) == one | {"made": ANY}, name
+        assert read_json(f"two-{name}.json") == one | {"made": ANY}, name
 
 
 def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path):
@@ -82,7 +81,7 @@ def test_a_clip_model_through_our_script_gives_upstreams_numbers_to_the_digit(sc
         open_clip_mdc.unregister()
         sys.argv = ["clip_benchmark", "eval", *map(str, flags), "--output", "theirs.json", "--num_workers", "0"]
         clip_benchmark.cli.main()
-        theirs = json.loads(Path("theirs.json").read_text())
+        theirs = read_json("theirs.json")
         assert {k: ours[k] for k in theirs if k != "metrics"} == {k: v for k, v in theirs.items() if k != "metrics"}
         if name == "zeroshot":
             assert ours["metrics"] == theirs["metrics"] | {"scorer": "cosine"}

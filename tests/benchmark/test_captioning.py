@@ -2,14 +2,13 @@
 
 The models are untrained. Their captions are noise of the requested length, and may hold any bytes.
 """
-import json
 
 import numpy as np
 import open_clip
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import made_images, make_image, seeded
+from conftest import made_images, make_image, read_json, seeded
 from models import save_clip
 
 from clip_benchmark_ext.metrics import diversity
@@ -95,7 +94,7 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     assert list(saved["captions"].values())[2:4] == [said[0], said[3]]
     expected, of_images = diversity.metrics(saved["samples"], {"a red square"})
     assert {name: metrics[name] for name in expected} == expected and metrics["novel_captions"] == 1
-    items = json.loads((tmp_path / "items" / "result.json").read_text())["values"]
+    items = read_json(tmp_path / "items" / "result.json")["values"]
     assert {name: items[name] for name in of_images} == of_images and metrics["samples"] == 3
     if alias == "mdc":
         assert metrics["mean_tokens"] == 4

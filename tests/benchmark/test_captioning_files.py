@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import picture
+from conftest import picture, read_json
 from models import CLIP_CONFIG, Loaded, captioned_webdataset, fail, save_clip, tiny_clip
 from safetensors.torch import save_file
 from training import run_ranks
@@ -65,8 +65,8 @@ def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, d
     one = evaluate(*arguments, name="one")
     run_ranks("python", "-m", "clip_benchmark_ext.cli", *arguments, "--distributed", "--output",
               str(tmp_path / "two.json"))
-    assert json.loads((tmp_path / "two.json").read_text())["metrics"] == one[0]
-    assert json.loads((tmp_path / "captions" / "two.json").read_text()) == one[1]
+    assert read_json(tmp_path / "two.json")["metrics"] == one[0]
+    assert read_json(tmp_path / "captions" / "two.json") == one[1]
     assert 0 < one[0]["CLIPScore"] < 2.5 and sorted(os.listdir(tmp_path / "captions")) == ["one.json", "two.json"]
 
 
@@ -77,7 +77,7 @@ def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tm
         patch.setattr(captioning, "score_captions", fail)
         with pytest.raises(RuntimeError):
             cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
-    content = json.loads((tmp_path / "captioning-noise.json").read_text())
+    content = read_json(tmp_path / "captioning-noise.json")
     saved = content["captions"]
     assert len(saved) == len(REFERENCES) and content["filenames"] == {"key1": "COCO_000000000001.jpg"}
     with monkeypatch.context() as patch:
@@ -92,7 +92,7 @@ def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tm
         changed[changed.index("mdc")] = "MDC-ViT-Ti-8"
         with pytest.raises(RuntimeError):  # nor for other weights
             cli.main([*changed, "--save_captions", "{task}-{dataset}.json"])
-    assert json.loads((tmp_path / "captioning-noise.json").read_text())["captions"] == saved
+    assert read_json(tmp_path / "captioning-noise.json")["captions"] == saved
 
 
 @pytest.mark.parametrize("other_process", [False, True])
@@ -171,14 +171,14 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
         "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]}))
     coco = ("--save_coco_results", "{dataset}-results.json")
     _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
-    results = json.loads((tmp_path / "mscoco_captions-results.json").read_text())
+    results = read_json(tmp_path / "mscoco_captions-results.json")
     assert [row["image_id"] for row in results] == [8, 9, 70]
     assert [row["caption"] for row in results] == list(saved["captions"].values())
 
     numbered = captioned_webdataset(tmp_path / "numbered", {f"k{i}": (i, "a dog") for i in (3, 1)}, **{
         f"k{i}": {"filename": f"COCO_val2014_{i:012d}.jpg"} for i in (3, 1)})
     evaluate(*flags(runs, numbered), "--caption_length", 3, *coco)
-    assert [row["image_id"] for row in json.loads((tmp_path / "noise-results.json").read_text())] == [3, 1]
+    assert [row["image_id"] for row in read_json(tmp_path / "noise-results.json")] == [3, 1]
     monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):
         cli.main([*flags(runs, data), *coco])

@@ -1,10 +1,9 @@
 """Claims about corrupted images."""
-import json
 
 import models
 import pytest
 import torch
-from conftest import make_image
+from conftest import make_image, read_json
 from models import captioned_webdataset, labelled_webdataset, order_data, save_clip
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
@@ -86,7 +85,7 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
         samples[str(i)] = (tmp_path / "x.png").read_bytes(), "a red square"
     beforehand = captioned_webdataset(tmp_path / "beforehand", samples)
     evaluate(runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
-    captions = {name: json.loads((tmp_path / "captions" / f"{name}.json").read_text())["captions"]
+    captions = {name: read_json(tmp_path / "captions" / f"{name}.json")["captions"]
                 for name in ("noisy", "clean", "same")}
     assert captions["noisy"] == captions["same"] != captions["clean"]
     assert noisy["settings"]["corruption"] == "gaussian_noise:5" and clean["settings"]["corruption"] is None
@@ -126,6 +125,6 @@ def test_selection_is_among_the_captions_of_corrupted_images(runs, tmp_path):
     for corruption in ((), ("--corruption", "jpeg:0"), ("--corruption", "gaussian_noise:5")):
         result = evaluate(runs, "x", "--dataset", "aro/coco_order", "--dataset_root", root, "--task",
                           "image_caption_selection", *corruption)
-        values[corruption[-1:]] = json.loads((tmp_path / "items" / "x.json").read_text())["values"]
+        values[corruption[-1:]] = read_json(tmp_path / "items" / "x.json")["values"]
         assert result["settings"]["corruption"] == (corruption[1] if corruption else None)
     assert values[()] == values["jpeg:0",]

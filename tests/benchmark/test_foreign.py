@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from captioned import captioned
-from conftest import complaint_of, made_images, png, refused, seeded
+from conftest import complaint_of, made_images, png, read_json, refused, seeded
 from models import WORDS, labelled_webdataset, order_data
 from open_clip.coca_model import CoCa
 
@@ -270,7 +270,7 @@ def test_the_other_tasks_score_and_caption_too(kind, tmp_path):
     assert "cloze_acc" not in cloze  # it reads from left to right
     written = evaluate(captions, "wds/x", "captioning", *(flags[:4] if kind == "coca" else flags), "--caption_length",
                        "4", "--samples", "2", "--temperature", "1")
-    saved = json.loads(Path("captions/result.json").read_text())
+    saved = read_json("captions/result.json")
     assert all(map(str.strip, saved["captions"].values())) and 0 < written["mean_tokens"] <= 4
     assert all(len(samples) == 2 for samples in saved["samples"].values())
 

@@ -1,5 +1,4 @@
 """Claims about caption metrics: known values, hostile captions, and metrics that cannot be computed."""
-import json
 import math
 import os
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SHARED, needs_data
+from conftest import SHARED, needs_data, read_json
 
 from clip_benchmark_ext.metrics import caption_metrics as metrics
 from clip_benchmark_ext.metrics.caption_metrics import plain_words, ptb_words, score_captions
@@ -63,11 +62,11 @@ def children() -> set[str]:
 def test_cocos_example_gets_its_published_scores():
     folder = SHARED / "cococaption"
     candidates = {row["image_id"]: row["caption"]
-                  for row in json.loads((folder / "captions_val2014_fakecap_results.json").read_text())}
+                  for row in read_json(folder / "captions_val2014_fakecap_results.json")}
     references = {}
-    for row in json.loads((folder / "captions_val2014_fakecap_references.json").read_text())["annotations"]:
+    for row in read_json(folder / "captions_val2014_fakecap_references.json")["annotations"]:
         references.setdefault(row["image_id"], []).append(row["caption"])
-    published = json.loads((folder / "published_scores.json").read_text())["published"]["scores"]
+    published = read_json(folder / "published_scores.json")["published"]["scores"]
     scored = score_captions(candidates, references)
     assert scored.word_tokenizer == "PTB"
     for name in [*WITHOUT_JAVA, "METEOR"]:
@@ -171,7 +170,7 @@ def test_spice_is_read_from_what_its_program_prints(monkeypatch, fake_java, tmp_
         printf '**  SPICE Evaluation  **\\n\\nAll tuples\\n  f-score:\\t0.375 (SPICE metric)\\n';; *) exit 1;; esac''')
     scores = score_captions({"7": "A café (new)", "8": ""}, {"7": ["a café", "x"], "8": ["y"]}).scores
     assert scores["SPICE"] == 0.375 and "METEOR" not in scores
-    assert json.loads((tmp_path / "sent.json").read_text()) == [
+    assert read_json(tmp_path / "sent.json") == [
         {"image_id": 0, "test": "a café -lrb- new -rrb-", "refs": ["a café", "x"]},
         {"image_id": 1, "test": "", "refs": ["y"]}]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 from clip_benchmark.datasets import builder
-from conftest import picture
+from conftest import picture, read_json
 from models import built
 from safetensors.torch import save_file
 
@@ -26,7 +26,7 @@ def evaluate(runs: Path, *flags, quiet=("--quiet",)) -> dict | str:
                   "result.json", "--num_workers", "0", *quiet])
     except SystemExit as end:
         return str(end)
-    return json.loads(Path("result.json").read_text()) | {"made": None}
+    return read_json("result.json") | {"made": None}
 
 
 def test_the_list_of_names_is_that_of_clip_benchmarks_builder():
@@ -180,7 +180,7 @@ def test_encoders_of_timm_and_own_ones_meet_in_both_probes(photos, runs, tmp_pat
     linear = {}
     for task, name in (("linear_probe", "lp_acc1"), ("probe", "linear_acc1")):
         cli.main([*map(str, flags), "--task", task, "--output", f"{task}.json"])
-        result = json.loads(Path(f"{task}.json").read_text())
+        result = read_json(f"{task}.json")
         linear[task] = result["metrics"]
         assert [row["class"] for row in result["of_classes"]] == ["big cat", "dog", "owl"]
         assert "big cat" in capsys.readouterr().out

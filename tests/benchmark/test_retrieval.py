@@ -1,12 +1,11 @@
 """Claims about retrieval by likelihood, by the real command. Ranks are counted by hand from one pair at a time."""
-import json
 from pathlib import Path
 
 import models
 import numpy as np
 import pytest
 import torch
-from conftest import made_images
+from conftest import made_images, read_json
 from models import WORDS, captioned_webdataset, save_clip
 
 from clip_benchmark_ext import resume as resume_module
@@ -93,7 +92,7 @@ def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alp
     tokens = [len(tokenizer.encode(text)) + 1 for text in FLAT]  # EOT counts
     assert metrics["decoder_passes"] == (9 + 1) * (sum(tokens) if alias == "mdc" else len(FLAT))
     assert (metrics["images"], metrics["captions"], metrics["pairs"]) == (9, len(FLAT), 9 * len(FLAT))
-    items = json.loads(Path("items/result.json").read_text())
+    items = read_json("items/result.json")
     assert items["images"] == [f"key{i}" for i in range(9)]
     for name, values in items["values"].items():
         assert np.average(values, weights=items["weights"].get(name)) == pytest.approx(metrics[name]), name

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_image, picture
+from conftest import make_image, picture, read_json
 
 from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import known, masks
-from clip_benchmark_ext.datasets.local_files import read_json
 from clip_benchmark_ext.datasets.readers import CASES, FORMS
 from clip_benchmark_ext.metrics import selection_metrics
 from clip_benchmark_ext.metrics.classes import average_precisions, map_11_points
@@ -81,7 +80,7 @@ def evaluate(runs, dataset, *flags) -> dict:
     cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", dataset, "--dataset_root",
               "data", "--num_workers", "0", "--batch_size", "2", *map(str, flags), "--output",
               "result.json"])
-    return json.loads(Path("result.json").read_text())
+    return read_json("result.json")
 
 
 @pytest.mark.parametrize("name", CAPTIONS)
@@ -102,9 +101,9 @@ def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
     result = evaluate(runs, "nocaps", "--task", "captioning", "--save_coco_results", tmp_path / "coco.json")
     metrics = result["metrics"]
     assert metrics["images"] == 4 and metrics["in-domain/images"] == metrics["out-domain/images"] == 2
-    saved = json.loads((tmp_path / "captions" / "result.json").read_text())
+    saved = read_json(tmp_path / "captions" / "result.json")
     assert list(saved["captions"]) == ["0", "1", "2", "3"] and saved["filenames"]["1"] == "001ea.jpg"
-    assert [row["image_id"] for row in json.loads((tmp_path / "coco.json").read_text())] == [0, 1, 2, 3]
+    assert [row["image_id"] for row in read_json(tmp_path / "coco.json")] == [0, 1, 2, 3]
     from clip_benchmark_ext.metrics.caption_metrics import score_captions
     own = ["1", "3"]
     alone = score_captions({i: saved["captions"][i] for i in own}, {i: saved["references"][i] for i in own})
@@ -115,7 +114,7 @@ def test_long_captions_are_retrieved_and_other_tasks_are_named(runs, tmp_path):
     urban1k(tmp_path / "data")
     metrics = evaluate(runs, "urban1k", "--recall_k", "1", "--quiet")["metrics"]
     assert metrics["images"] == metrics["captions"] == 4 and 0 <= metrics["text_retrieval_recall@1_debiased"] <= 1
-    assert json.loads((tmp_path / "result.json").read_text())["task"] == "zeroshot_retrieval"
+    assert read_json(tmp_path / "result.json")["task"] == "zeroshot_retrieval"
     with pytest.raises(SystemExit, match="urban1k has captions: give --task zeroshot_retrieval or captioning or cloze"):
         evaluate(runs, "urban1k", "--task", "linear_probe")
 
@@ -220,7 +219,7 @@ def test_a_reader_of_a_plug_in_is_a_row_too(runs, tmp_path):
 
 
 def test_fields_of_rows_are_those_of_the_code_and_of_our_own_rows():
-    fields = read_json(known.PACKAGE / "dataset_fields.json", "dict")
+    fields = read_json(known.PACKAGE / "dataset_fields.json")
     of_files = [fields[kind]["form"] for kind in ("selection", "captions", "classes")]
     assert of_files == [list(FORMS)] * 3 and fields["masked"]["form"] == list(masks.FORMS)
     assert fields["selection"]["case"] == list(CASES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 import pytest
-from conftest import make_image
+from conftest import make_image, read_json
 from models import Loaded, captioned_webdataset, fail, labelled_webdataset, order_data, save_clip
 from safetensors.torch import load_file
 
@@ -57,7 +57,7 @@ def test_workers_change_no_caption_that_is_drawn_and_no_recall(runs, tmp_path):
         common = ("--dataset", "wds/x", "--dataset_root", root, "--num_workers", workers)
         result = evaluate("--model", "mdc", "--pretrained", runs / "mdc", *common, "--task", "captioning",
                           "--temperature", "1", "--samples", "2", "--guidance_scale", "2")
-        saved = json.loads(Path("captions/result.json").read_text())
+        saved = read_json("captions/result.json")
         found.append((result["metrics"], saved["captions"], saved["samples"], saved["key"], evaluate(
             "--model", name, "--pretrained", weights, *common, "--task", "zeroshot_retrieval")["metrics"]))
     assert list(found[0][1]) == [str(i) for i in range(10)]
@@ -92,7 +92,7 @@ def rotate_labels(path: Path) -> None:
 
 
 def swap_captions(path: Path) -> None:
-    rows = json.loads(path.read_text())
+    rows = read_json(path)
     rows["0"]["caption"], rows["0"]["negative_caption"] = rows["0"]["negative_caption"], rows["0"]["caption"]
     path.write_text(json.dumps(rows))
 

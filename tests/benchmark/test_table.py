@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import run
+from conftest import read_json, run
 
 from clip_benchmark_ext.metrics.sugar_crepe import GROUPS
 from clip_benchmark_ext.table import markdown, read_results
@@ -47,7 +47,7 @@ def test_results_of_other_settings_are_averaged_apart(tmp_path):
         (tmp_path / str(draws)).mkdir()
         for subset in GROUPS["swap"]:
             files.append(write(tmp_path / str(draws), f"sugar_crepe/{subset}", text_acc=accuracy, cases=4))
-            result = json.loads(Path(files[-1]).read_text())
+            result = read_json(files[-1])
             settings = {"num_samples": draws, "dataset_root": subset}
             Path(files[-1]).write_text(json.dumps(result | {"settings": settings}))
     rows = markdown(read_results(files)).splitlines()[2:]
@@ -70,7 +70,7 @@ def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
             read_results([write(tmp_path, "sugar_crepe/swap_att", **{name: value})])
     path = Path(write(tmp_path, "sugar_crepe/swap_att", text_acc=0.5))
     for changed in ({"pretrained": 3}, {"dataset": None}, {"metrics": [1]}, {"settings": 3}):
-        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+        path.write_text(json.dumps(read_json(path) | changed))
         with pytest.raises(ValueError, match="is not a result file"):
             read_results([str(path)])
     assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help", fork=True).stdout

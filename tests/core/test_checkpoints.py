@@ -1,6 +1,5 @@
 """Claims about checkpoints: which load, and the fingerprint of a model."""
 import copy
-import json
 import math
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import open_clip
 import pytest
 import torch
 from benchmark.models import save_clip
-from conftest import TEXT, VISION, captions, images, run, seeded, tiny_captioner, write_run
+from conftest import TEXT, VISION, captions, images, read_json, run, seeded, tiny_captioner, write_run
 from training import equal, holds
 
 import open_clip_mdc
@@ -17,7 +16,7 @@ from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
-OLD_WEIGHTS = json.loads((Path(__file__).parent / "fixtures" / "weights_0.1.json").read_text())
+OLD_WEIGHTS = read_json(Path(__file__).parent / "fixtures" / "weights_0.1.json")
 
 
 @pytest.mark.parametrize("name", ["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])

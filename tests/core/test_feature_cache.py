@@ -2,14 +2,13 @@
 
 All trainings are by the real command.
 """
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import pytest
 import torch
-from conftest import run, saved, times
+from conftest import read_json, run, saved, times
 from PIL import Image
 from safetensors import safe_open
 from training import equal, holds, open_clip_train, open_clip_train_each, tower, train_flags, weights
@@ -37,7 +36,7 @@ open(sys.argv[1], "w").write(json.dumps(seen))
 def seen(tmp_path, flags: list[str]) -> list[int]:
     """Train, and return how many images each pass of the tower read, 0 where it was given tokens."""
     run("python", "-c", COUNTED, str(tmp_path / "count"), *flags, fork=True)
-    return json.loads((tmp_path / "count").read_text())
+    return read_json(tmp_path / "count")
 
 
 def counted(tmp_path, flags: list[str]) -> int:

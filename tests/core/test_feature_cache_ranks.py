@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from conftest import png, times, untrained_captioner, write_tar
+from conftest import png, read_json, times, untrained_captioner, write_tar
 from safetensors.torch import load_file
 from tools.shard_files import COLOURS, SHAPES
 from torchvision.transforms import ToTensor
@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
         flags("without", "--aug-cfg", "scale=(1.0,1.0)", workers="2", epochs=1, cache=None),  # the whole image
         flags("whole", "--batch-size", SHARDS * EACH // 2, **arc)]))
     open_clip_train(*flags("one", "--batch-size", SHARDS * EACH, **arc), logs=folder, name="one", model=arc["model"])
-    counts = [json.loads((folder / f"count{rank}").read_text()) for rank in (0, 1)]
+    counts = [read_json(folder / f"count{rank}") for rank in (0, 1)]
     return folder, kept, {name: [count[name] for count in counts] for name in counts[0]}
 
 

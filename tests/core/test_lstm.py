@@ -5,7 +5,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import captions, complaint_of, images, picture, run, seeded, tiny_captioner
+from conftest import captions, complaint_of, images, picture, read_json, run, seeded, tiny_captioner
 from training import equal, losses, open_clip_train, weights
 
 import open_clip_mdc
@@ -91,7 +91,7 @@ def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes
     run("python", "-m", "clip_benchmark_ext.cli", "eval", "--model", MODEL, "--pretrained", "run", "--dataset",
         "wds/probe", "--dataset_root", str(scenes / "probe"), "--task", "linear_probe", "--no_amp", "--num_workers",
         "0", "--output", "probe.json", fork=True)
-    assert 0 <= json.loads(Path("probe.json").read_text())["metrics"]["lp_acc1"] <= 1
+    assert 0 <= read_json("probe.json")["metrics"]["lp_acc1"] <= 1
 
 
 def test_what_an_lstm_cannot_do_is_refused_in_one_line(csv, here):

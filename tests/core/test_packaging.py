@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPO, run
+from conftest import REPO, read_json, run
 from packaging.requirements import Requirement
 
 import open_clip_mdc
@@ -153,7 +153,7 @@ def test_a_picture_gets_words_with_no_weights_named_and_no_network(tmp_path, mon
     picture.save(tmp_path / "photo.jpg")
     run("python", "-m", "open_clip_mdc", "caption", str(tmp_path / "photo.jpg"), "--out",
         str(tmp_path / "captions.jsonl"), fork=True)
-    row = json.loads((tmp_path / "captions.jsonl").read_text())
+    row = read_json(tmp_path / "captions.jsonl")
     assert row["image"].endswith("photo.jpg") and len(row["caption"].split()) > 3
     loaded = open_clip_mdc.load("photo")
     assert loaded.caption([tmp_path / "photo.jpg"]) == [row["caption"]]

@@ -1,12 +1,11 @@
 """Claims about objectives that lie outside the package (tests/plugin_example)."""
-import json
 import runpy
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO, VOCAB, captions, complaint_of, images, run, seeded, tiny_captioner
+from conftest import REPO, VOCAB, captions, complaint_of, images, read_json, run, seeded, tiny_captioner
 
 from open_clip_mdc.integration import arguments, configs, plugins
 from open_clip_mdc.integration.patches import register, unregister
@@ -31,16 +30,16 @@ def trained(scenes, tmp_path_factory) -> Path:
 
 
 def test_an_objective_from_outside_is_trained_captioned_and_scored_by_the_real_commands(trained, scenes, tmp_path):
-    assert json.loads((trained / "checkpoints" / "results.jsonl").read_text())["nelbo_per_token"] > 0
+    assert read_json(trained / "checkpoints" / "results.jsonl")["nelbo_per_token"] > 0
     image = next((scenes / "sugarcrepe" / "val2017").iterdir())
     flags = ("--plugin", str(SPAN), "--pretrained", str(trained))
     run(*MDC, "caption", *flags, str(image), "--out", str(tmp_path / "a.jsonl"), fork=True)
-    assert json.loads((tmp_path / "a.jsonl").read_text())["caption"]
+    assert read_json(tmp_path / "a.jsonl")["caption"]
     out = tmp_path / "swap_obj.json"
     run("python", "-m", "clip_benchmark_ext.cli", "eval", "--model", "span", "--pretrained", str(trained), "--plugin",
         str(SPAN), "--dataset", "sugar_crepe/swap_obj", "--dataset_root", str(scenes / "sugarcrepe"), "--no_amp",
         "--num_workers", "0", "--output", str(out), fork=True)
-    assert 0 <= json.loads(out.read_text())["metrics"]["text_acc"] <= 1
+    assert 0 <= read_json(out)["metrics"]["text_acc"] <= 1
 
 
 def test_a_run_says_which_plug_in_it_needs_and_nothing_is_imported_because_a_file_names_it(trained, scenes):

@@ -8,7 +8,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import complaint_of, make_image, run_folder
+from conftest import complaint_of, make_image, read_json, run_folder
 from safetensors.torch import load_file
 from training import equal
 
@@ -130,7 +130,7 @@ def test_names_in_files_lead_nowhere_else(run, e, monkeypatch):
         said = complaint_of("caption", "x.png", "--pretrained", run, "--out", "o.jsonl")
         assert name in said and said.startswith("error: ") and "\n" not in said, said
     file = e / "open_clip_config.json"
-    config = json.loads(file.read_text())
+    config = read_json(file)
     for tower, key in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_tokenizer_name"),
                        ("text_cfg", "hf_model_name")):
         changed = {**config["model_cfg"], tower: {**config["model_cfg"][tower], key: "hf-hub:ORG/NAME"}}
@@ -174,7 +174,7 @@ def test_exports_carry_a_checksum_and_say_nothing_of_timms_own_weights(run):
     """A tag, a licence, a paper or a place that nobody gave would go on in timm and transformers."""
     import timm
     assert complaint_of("export", "--pretrained", run, "--out", "e", "--to", "timm", "open_clip") is None
-    config = json.loads(Path("e/config.json").read_text())
+    config = read_json("e/config.json")
     assert set(config) == {*"architecture num_classes num_features global_pool model_args pretrained_cfg".split()}
     assert set(config["pretrained_cfg"]) <= {
         *"custom_load input_size fixed_input_size interpolation crop_pct crop_mode mean std".split(),

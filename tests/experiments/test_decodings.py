@@ -1,9 +1,8 @@
 """Claims about `experiments.decodings`, steps against quality."""
-import json
 
 import numpy as np
 import pytest
-from conftest import made_images, png
+from conftest import made_images, png, read_json
 
 from experiments import decodings
 from open_clip_mdc.data.shards import tar_writer
@@ -53,7 +52,7 @@ def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, 
 
     assert run() is None
     printed = capsys.readouterr().out
-    saved = json.loads((tmp_path / "out" / "x.json").read_text())
+    saved = read_json(tmp_path / "out" / "x.json")
     assert list(saved) == ["about", decodings.BASE, "MDC, all at once", "ARC, greedy"]
     references = [["a red circle"], ["a blue star", "a star"]] * 2
     cider = decodings.measure(saved["ARC, greedy"]["captions"], references)["CIDEr"]

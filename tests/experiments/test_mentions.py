@@ -1,11 +1,10 @@
 """Claims about mentions.py: measures equal those of a plain loop, and the best guess is that of the world's law."""
-import json
 import math
 
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, magnified, run_folder, seeded
+from conftest import VOCAB, captions, images, magnified, read_json, run_folder, seeded
 
 from experiments import mentions
 from open_clip_mdc import cli, register
@@ -128,7 +127,7 @@ def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_pat
 
     measure()
     [path] = out.glob("*.json")
-    result, items = json.loads(path.read_text()), json.loads((out / "items" / path.name).read_text())
+    result, items = read_json(path), read_json(out / "items" / path.name)
     assert len(items["images"]) == 5 and {len(values) for values in items["values"].values()} == {5}
     for name, value in result["metrics"].items():
         context, place = "left_" * name.startswith("left_"), name.rpartition("_")[2]

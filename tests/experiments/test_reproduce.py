@@ -2,7 +2,7 @@
 import csv
 import json
 
-from conftest import REPO
+from conftest import REPO, read_json
 from helpers import flags_of, place
 
 from experiments import commands, reproduce
@@ -43,7 +43,7 @@ def test_results_and_differences_of_both_are_compared(tmp_path):
     assert said[3] == ("CC12M: MDC above BERT 15 %: archived +4.5208 (+1.2 to +7.9), now +4.5208 (+1.2 to +7.9)")
     name = commands.checkpoint(task.scale, Run("BERT-ViT-Ti-8-r15", "short"), 1, place(out)).parts[-3]
     (path,) = out.glob(f"results/linear_probe/*{name}_*.json")
-    result = json.loads(path.read_text())
+    result = read_json(path)
     result["metrics"]["lp_acc1"] += 0.03
     path.write_text(json.dumps(result))
     said = reproduce.reproduce(task, place(out), [0, 1, 2], run).splitlines()

@@ -1,5 +1,4 @@
 """Claims about run.py: a pipeline in miniature, resumed after a kill."""
-import json
 import os
 import shlex
 import signal
@@ -10,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import REPO, wait_for
+from conftest import REPO, read_json, wait_for
 
 from experiments.progress import Step, run_steps
 
@@ -51,8 +50,8 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
     assert len(list((tmp_path / "results").glob("*/*.json"))) == 2
 
     for path in (tmp_path / "results").glob("*/*.json"):
-        items = json.loads((path.parent / "items" / path.name).read_text())["values"]["lp_acc1"]
-        assert sum(items) / len(items) == json.loads(path.read_text())["metrics"]["lp_acc1"]
+        items = read_json(path.parent / "items" / path.name)["values"]["lp_acc1"]
+        assert sum(items) / len(items) == read_json(path)["metrics"]["lp_acc1"]
     files = [first, second, *sorted((tmp_path / "results").rglob("*.json"))]
     made = [path.stat().st_mtime_ns for path in files]
     again = subprocess.run(command, capture_output=True, text=True, timeout=HOURS)

@@ -1,11 +1,10 @@
 """Claims about an export: timm and transformers see of a picture file what OpenCLIP's own transform shows."""
-import json
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import complaint_of, run_folder, seeded
+from conftest import complaint_of, read_json, run_folder, seeded
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
@@ -90,7 +89,7 @@ def test_the_packaged_captioner_of_feature_maps_goes_to_timm_and_its_card_shows_
         maps = encoder.forward_features(torch.stack([transform(Image.open(path)) for path in pictures]))
     mean, spread = maps.mean(1, keepdim=True), maps.var(1, keepdim=True, unbiased=False)
     assert (((maps - mean) / (spread + 1e-5).sqrt()).mean((2, 3)) - expected).abs().max() < 1e-4
-    assert json.loads((here / "out" / "config.json").read_text())["architecture"] == "tf_efficientnet_lite0"
+    assert read_json(here / "out" / "config.json")["architecture"] == "tf_efficientnet_lite0"
     Image.open(pictures[0]).save("image.jpg", format="PNG")
     card = (here / "out" / "README.md").read_text()
     blocks = [text.partition("```")[0] for text in card.split("```python\n")[1:]]

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from conftest import complaint_of, png
+from conftest import complaint_of, png, read_json
 from http_server import Handler, serving
 
 KEY = "sk-judge-test-1234567890"
@@ -80,7 +80,7 @@ def always(answer, status=200, **headers):
 
 
 def results(tmp_path) -> dict:
-    return json.loads((tmp_path / "judge.json").read_text())
+    return read_json(tmp_path / "judge.json")
 
 
 def failure(arguments: list[str]) -> str:

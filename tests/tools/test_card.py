@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, killed_when, run_tool, seeded, times
+from conftest import complaint_of, killed_when, read_json, run_tool, seeded, times
 from training import state_of, tower
 
 import open_clip_mdc
@@ -54,11 +54,11 @@ def whole(argv) -> Path:
 
 
 def metrics(out: Path, row: str, name: str) -> dict:
-    return json.loads((out / "results" / row / f"{name}.json").read_bytes())["metrics"]
+    return read_json(out / "results" / row / f"{name}.json")["metrics"]
 
 
 def test_the_table_has_the_numbers_of_the_result_files_in_their_places(whole):
-    content = json.loads((whole / "card.json").read_bytes())
+    content = read_json(whole / "card.json")
     assert (content["model"], content["train"], content["test"]) == ("MDC-ViT-Ti-8", 8, 8)
     table = {row.pop("measure"): row for row in content["measures"]}
     places = {"captions, CIDEr": ("data-captioning", "CIDEr", None),
@@ -84,12 +84,12 @@ def test_the_table_has_the_numbers_of_the_result_files_in_their_places(whole):
 
 def test_the_page_shows_the_table_and_the_captions_of_each_row(whole):
     page = (whole / "index.html").read_text(encoding="utf-8")
-    for row in json.loads((whole / "card.json").read_bytes())["measures"]:
+    for row in read_json(whole / "card.json")["measures"]:
         cells = "".join(f"<td>{'' if row[name] is None else row[name]}" for name in (
             "encoder", "random", "pixels", "blind", "floor", "cases"))
         assert f"<th>{row['measure']}{cells}" in page
     for row in ("encoder", "random", "pixels"):
-        said = json.loads((whole / "results" / row / "captions" / "data-captioning.json").read_bytes())["captions"]
+        said = read_json(whole / "results" / row / "captions" / "data-captioning.json")["captions"]
         assert len(said) == 8
         assert all(f'<h2 dir="auto">{escape(printable(one)) or "(no words)"}</h2>' in page for one in said.values())
     assert page.count("<article>") == 8 and page.count("data:image/png") == 8 and str(whole.parent) not in page
@@ -103,7 +103,7 @@ def test_the_export_is_the_encoder_with_the_decoder_that_was_measured(whole, run
     assert tower(begun).keys() <= same < begun.keys()
     images = [sample["png"] for sample in read_samples(str(whole / "data" / "test" / "0.tar"))]
     (whole.parent / "first.png").write_bytes(images[0])
-    said = json.loads((whole / "results" / "encoder" / "captions" / "data-captioning.json").read_bytes())
+    said = read_json(whole / "results" / "encoder" / "captions" / "data-captioning.json")
     assert loaded.caption(whole.parent / "first.png", length="auto", repeats="avoid") == [said["captions"]["00000000"]]
     assert sorted(path.name for path in whole.iterdir()) == [
         "captioner", "card.json", "card.jsonl", "data", "index.html", "results"]
@@ -142,7 +142,7 @@ def test_a_killed_run_ends_as_the_whole_one_and_its_floors_are_what_they_are_cal
                   "--num-pairs", "1", "--masks"])
         run_tool([*argv, "--probe", str(more / "masks"), "--out", str(out)])
     unregister()
-    [row] = [row for row in json.loads((out / "card.json").read_bytes())["measures"] if "mIoU" in row["measure"]]
+    [row] = [row for row in read_json(out / "card.json")["measures"] if "mIoU" in row["measure"]]
     found = metrics(out, "probes/masks", "masks-segmentation")
     assert [row["encoder"], row["random"], row["pixels"]] == [
         round(100 * found[f"{part}miou"], 1) for part in ("", "untrained/", "pixels/")]
@@ -181,7 +181,7 @@ def test_an_autoregressive_decoder_chooses_the_words_and_its_card_says_so(argv, 
     write_shard(tmp_path / "few.tar", scenes, 10)
     run_tool([*argv[:2], str(tmp_path / "few.tar"), "--out", str(tmp_path / "arc")])  # of the encoder's own run
     unregister()
-    table = {row["measure"]: row for row in json.loads((tmp_path / "arc" / "card.json").read_bytes())["measures"]}
+    table = {row["measure"]: row for row in read_json(tmp_path / "arc" / "card.json")["measures"]}
     found = metrics(tmp_path / "arc", "encoder", "data-cloze")
     assert table["chosen, colour"]["encoder"] == round(100 * found["choice_acc_colour"], 1)
     assert not any(name.startswith("filled in") or "probe" in name for name in table)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import timm
 import torch
-from conftest import complaint_of, make_image, run, run_folder, seeded
+from conftest import complaint_of, make_image, read_json, run, run_folder, seeded
 from hub import TOKEN, hub
 from open_clip.factory import SimpleTokenizer
 from PIL import Image
@@ -93,7 +93,7 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
     shutil.copytree(out, tmp_path / "own")
     (tmp_path / "own" / "scenes_bpe.txt.gz").unlink()
     size = write(tmp_path / "own" / "own_words.txt.gz", ["circle", "square", "zebra"])
-    config = json.loads((tmp_path / "own" / "open_clip_config.json").read_text())
+    config = read_json(tmp_path / "own" / "open_clip_config.json")
     config["model_cfg"]["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = "own_words.txt.gz"
     (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
     (tmp_path / "elsewhere").mkdir()
@@ -107,7 +107,7 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
     ("mean", ["", 0.5, 0.5]), ("mean", [1e39, 0, 0]), ("std", [0, 1, 1])])
 def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
     shutil.copytree(out, tmp_path / "own")
-    config = json.loads((tmp_path / "own" / "open_clip_config.json").read_text())
+    config = read_json(tmp_path / "own" / "open_clip_config.json")
     config["preprocess_cfg"][name] = value
     (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"its image {name} is .*, not three numbers"):

@@ -3,7 +3,7 @@ import json
 import subprocess
 import sys
 
-from conftest import REPO
+from conftest import REPO, read_json
 
 
 def test_a_campaign_counts_cases_and_failures_and_keeps_the_parts_that_are_finished(tmp_path):
@@ -13,7 +13,7 @@ def test_a_campaign_counts_cases_and_failures_and_keeps_the_parts_that_are_finis
     result = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     page, parts = out.read_text(), sorted((tmp_path / "work" / "parts").iterdir())
-    found = [json.loads(path.read_text()) for path in parts]
+    found = [read_json(path) for path in parts]
     assert len(found) == 1 and not any(part["failures"] or not part["cases"] for part in found)
     for part in found:
         assert f"| {part['part']} | {part['cases']} | 0 |" in page

@@ -1,11 +1,10 @@
 """Claims about the GPU benchmarks that need no GPU: all parts run, and the memory of the loss is bounded."""
-import json
 import sys
 import weakref
 
 import pytest
 import torch
-from conftest import REPO, run, tiny_captioner
+from conftest import REPO, read_json, run, tiny_captioner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_clip_mdc.objectives.loss import in_chunks
@@ -85,7 +84,7 @@ def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monke
 
 def test_all_parts_run_small_on_a_cpu(tmp_path, monkeypatch):
     result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", str(tmp_path), fork=True)
-    written = json.loads((tmp_path / "gpu.json").read_text())
+    written = read_json(tmp_path / "gpu.json")
     assert list(written["parts"]) == list(gpu.PARTS) and "a trial of the script, no result" in written["chip"]
     for part, rows in written["parts"].items():
         assert rows and f"### Measured: {part}" in (tmp_path / "GPU.md").read_text()

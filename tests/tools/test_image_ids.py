@@ -7,7 +7,7 @@ import caption_files
 import pyarrow.parquet as pq
 import pytest
 from caption_files import PATHS, lines, run, scene
-from conftest import saved, write_tar
+from conftest import read_json, saved, write_tar
 
 from open_clip_mdc.data.image_ids import check_image_ids, image_id
 
@@ -44,7 +44,7 @@ def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, here):
         "000000012.png": saved(scene(6))})
     assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.json", "--length", "4") is None
     assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.jsonl", "--length", "4") is None
-    results = json.loads(Path("r.json").read_text())
+    results = read_json("r.json")
     assert [row["image_id"] for row in results] == [42, 391895, 7, 8, 9, 11, 12]
     assert [row["caption"] for row in results] == [row["caption"] for row in lines("r.jsonl")]
     assert {tuple(row) for row in results} == {("image_id", "caption")}

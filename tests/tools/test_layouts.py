@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import complaint_of, json_lines, members, refused, run
+from conftest import complaint_of, json_lines, members, read_json, refused, run
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_files import (
@@ -259,5 +259,5 @@ def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on
     assert pq.read_table(tmp_path / "e/00000.parquet")["key"].to_pylist() == [f"{i:08d}" for i in range(N)]
     tools("eval", "--model", "mdc", *model[:2], *flags[1], "--caption_length", 5, "--output", tmp_path / "r.json",
           "--no_amp", module="clip_benchmark_ext.cli")
-    saved = json.loads(next((tmp_path / "captions").glob("*.json")).read_text())
+    saved = read_json(next((tmp_path / "captions").glob("*.json")))
     assert list(saved["references"].values()) == captions and list(saved["filenames"].values()) == names

@@ -2,10 +2,10 @@
 import json
 
 import matplotlib
-from conftest import REPO
+from conftest import REPO, read_json
 from documents import alike
 
-CELLS = json.loads((REPO / "notebooks" / "tour.ipynb").read_text())["cells"]
+CELLS = read_json(REPO / "notebooks" / "tour.ipynb")["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import complaint_of, members, png, write_tar
+from conftest import complaint_of, members, png, read_json, write_tar
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, texts, tool
@@ -100,7 +100,7 @@ def test_images_that_cannot_be_used_stop_it_or_are_left_out_and_listed(coco, cap
         tool(*flags)
     assert sorted(p.name for p in coco.iterdir()) == ["coco", "dataset_coco.json"]  # nothing half-written
     tool(*flags, "--skip-broken")
-    assert json.loads((coco / "out" / "train" / "sizes.json").read_text()) == {"00000.tar": 6}
+    assert read_json(coco / "out" / "train" / "sizes.json") == {"00000.tar": 6}
     listed = (coco / "out" / "left_out.txt").read_text().splitlines()
     assert [row.split("'")[1] for row in listed] == [f"COCO_{i:012d}.jpg" for i in (1, 2, 11)]
 

@@ -8,7 +8,7 @@ from collections import Counter
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
 import pytest
-from conftest import REPO, contents
+from conftest import REPO, contents, read_json
 from open_clip.tokenizer import SimpleTokenizer
 from shard_files import samples
 
@@ -160,7 +160,7 @@ def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_pat
             wrong += sample["txt"] != clean[name]["txt"]
             assert 5 <= len(clip.encode(sample["txt"].decode())) <= 38
         assert (0.3 * len(noisy) < wrong < 0.7 * len(noisy)) if split.startswith("train") else wrong == 0
-    assert len(json.loads((root / "train" / "sizes.json").read_text())) == 8
+    assert len(read_json(root / "train" / "sizes.json")) == 8
 
 
 def test_many_processes_write_the_same_bytes(root, tmp_path):
@@ -212,5 +212,5 @@ def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code
         texts = rich_world.captions(scene, rng)
         assert {*rich_world.words(texts["caption"]), *rich_world.words(texts["long_caption"])} <= set(words)
     for name in ("ViT-Ti-8-rich", "ViT-S-16-128"):
-        config = json.loads((REPO / "model_configs" / f"{name}.json").read_text())
+        config = read_json(REPO / "model_configs" / f"{name}.json")
         assert config["text_cfg"]["vocab_size"] == small.vocab_size

@@ -11,7 +11,7 @@ from contextlib import suppress
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
 import pytest
-from conftest import complaint_of, contents, killed_when, members, wait_for
+from conftest import complaint_of, contents, killed_when, members, read_json, wait_for
 from open_clip.tokenizer import SimpleTokenizer
 from open_clip_train.data import expand_urls
 from PIL import Image
@@ -74,7 +74,7 @@ def test_a_world_of_one_to_three_objects_has_captions_of_three_lengths_that_are_
         assert not colour.any()
     assert sum(counts.values()) == 120 and min(counts[n] for n in (1, 2, 3)) > 20
     for pairs in tmp_path.glob("s/sugarcrepe/*.json"):
-        assert all(len(row["caption"].split()) in (8, 13) for row in json.loads(pairs.read_text()).values())
+        assert all(len(row["caption"].split()) in (8, 13) for row in read_json(pairs).values())
 
 
 def test_a_concept_is_left_out_of_training_and_has_splits_of_its_own(tmp_path):
@@ -112,7 +112,7 @@ def test_no_image_is_in_two_splits(root):
 
 @pytest.mark.parametrize("task", ["swap_att", "swap_obj", "replace_rel"])
 def test_clip_benchmark_reads_the_pairs_as_sugarcrepe(root, task):
-    rows = json.loads((root / "sugarcrepe" / f"{task}.json").read_text())
+    rows = read_json(root / "sugarcrepe" / f"{task}.json")
     assert list(rows) == [str(i) for i in range(SMALL["num_pairs"])]
     assert all(set(row) == {"filename", "caption", "negative_caption"} for row in rows.values())
     dataset = clip_benchmark_datasets.build_dataset(

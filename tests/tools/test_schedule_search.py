@@ -1,12 +1,11 @@
 """Claims about gradient noise over t and the interval proposed from it."""
 import itertools
-import json
 
 import numpy as np
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, members, tiny_captioner, write_run, write_tar
+from conftest import VOCAB, captions, images, members, read_json, tiny_captioner, write_run, write_tar
 from PIL import Image
 
 import open_clip_mdc
@@ -198,7 +197,7 @@ def schedule_search(scenes, here):
     def call(*flags, data=scenes / "train" / "{00000..00007}.tar"):
         tool.main(["--pretrained", "run", "--train-data", str(data), "--batch-size", "2", "--num-samples", "16",
                    "--device", "cpu", *map(str, flags)])
-        return json.loads((here / "schedule.json").read_text())
+        return read_json(here / "schedule.json")
     return call
 
 

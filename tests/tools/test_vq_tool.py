@@ -1,5 +1,4 @@
 """Claims about `open_clip_mdc vq`: fitting, importing and using a VQ-VAE."""
-import json
 import math
 import random
 from argparse import Namespace
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import refused
+from conftest import read_json, refused
 from PIL import Image
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -147,7 +146,7 @@ def random_taming(kind: str) -> dict[str, torch.Tensor]:
     "small" has VectorQuantizer2's names and fewer channels. Some are of parts that are not read.
     """
     generator, state = torch.Generator().manual_seed(0), {}
-    for name, shape in json.loads(SHAPES.read_text())[kind].items():
+    for name, shape in read_json(SHAPES)[kind].items():
         tensor = torch.randn(shape, generator=generator)
         if len(shape) > 1:
             state[name] = tensor * (1.0 if name == "quantize.embedding.weight" else math.prod(shape[1:]) ** -0.5)
