@@ -1,15 +1,8 @@
-"""Files of compositionality data sets: JSON and plain images."""
-import json
-
+"""Plain images of compositionality data sets."""
 from PIL import Image
 from torchvision.transforms import Compose, Resize, ToTensor
 
 TRANSFORM = Compose([Resize((8, 8)), ToTensor()])
-
-
-def save_json(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def save_image(path, color, mode="RGB"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import picture, png, read_json, write_tar
+from conftest import picture, png, read_json, write_json, write_tar
 from open_clip.model import CLIP
 
 from clip_benchmark_ext import cli
@@ -43,7 +43,7 @@ def tiny_clip(**text_cfg) -> CLIP:
 def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[str, str]:
     """A CLIP model that OpenCLIP knows: what --model and --pretrained take."""
     config, weights = folder / f"{name}.json", folder / f"{name}.pt"
-    config.write_text(json.dumps(CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg}))
+    write_json(config, CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg})
     torch.save(tiny_clip(**text_cfg).state_dict(), weights)
     open_clip.add_model_config(config)
     return name, str(weights)
@@ -103,7 +103,7 @@ def order_data(root: Path, images: int = 12) -> Path:
     from clip_benchmark_ext.selection_datasets import build_dataset
     rows = [{"image": "val2014/" + picture(root / "val2014" / f"{i}.png", i),
              "caption": [f"a {WORDS[i % 4]} {WORDS[4 + i % 3]} {WORDS[7 - i % 2]}"]} for i in range(images)]
-    (root / "coco_karpathy_test.json").write_text(json.dumps(rows))
+    write_json(root / "coco_karpathy_test.json", rows)
     pytest.importorskip("nltk")
     build_dataset("aro/coco_order", root, tagger=lambda text: [
         (word, "JJ" if word in WORDS[:4] else "NN" if word in WORDS else "DT") for word in text.split()])

@@ -1,12 +1,11 @@
 """Claims about the files of `clip_benchmark eval --task captioning`: captions, results, journals, and bad inputs."""
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import picture, read_json
+from conftest import picture, read_json, write_json
 from models import CLIP_CONFIG, Loaded, captioned_webdataset, fail, save_clip, tiny_clip
 from safetensors.torch import save_file
 from training import run_ranks
@@ -60,7 +59,7 @@ def test_the_table_shows_metrics_times_100_and_lengths_as_they_are():
 
 def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, data, tmp_path):
     save_file(tiny_clip().state_dict(), tmp_path / "open_clip_model.safetensors")
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}}))
+    write_json(tmp_path / "open_clip_config.json", {"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}})
     arguments = [*flags(runs, data), "--caption_length", "4", "--clipscore_model", f"local-dir:{tmp_path}"]
     one = evaluate(*arguments, name="one")
     run_ranks("python", "-m", "clip_benchmark_ext.cli", *arguments, "--distributed", "--output",
@@ -149,10 +148,10 @@ def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs,
         picture(folder / f"{i}.jpg", i)
     lines = [f"{i}.jpg,{caption}" for i in range(3) for caption in REFERENCES[i]]
     (tmp_path / f"{dataset}_test_karpathy.txt").write_text("\n".join(["image,caption", *lines]))
-    (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
+    write_json(tmp_path / "coco_test_karpathy.json", {
         "images": [{"id": i, "file_name": f"{i}.jpg"} for i in range(3)],
         "annotations": [{"id": 10 * i + j, "image_id": i, "caption": caption}
-                        for i in range(3) for j, caption in enumerate(REFERENCES[i])]}))
+                        for i in range(3) for j, caption in enumerate(REFERENCES[i])]})
     metrics, saved = evaluate(*flags(runs, tmp_path, dataset=dataset), "--caption_length", 3)
     assert saved["references"] == {str(i): REFERENCES[i] for i in range(3)} and metrics["images"] == 3
 
@@ -166,9 +165,9 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
         runs, data, tmp_path, monkeypatch):
     for i in (70, 8, 9):
         picture(tmp_path / "val2014" / f"{i}.jpg", i)
-    (tmp_path / "coco_test_karpathy.json").write_text(json.dumps({
+    write_json(tmp_path / "coco_test_karpathy.json", {
         "images": [{"id": i, "file_name": f"{i}.jpg"} for i in (70, 8, 9)],
-        "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]}))
+        "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]})
     coco = ("--save_coco_results", "{dataset}-results.json")
     _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
     results = read_json(tmp_path / "mscoco_captions-results.json")

@@ -1,12 +1,11 @@
 """Claims about cloze questions: which words are hidden, and how answers of models are counted."""
-import json
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
 from captioned import flags
-from conftest import png
+from conftest import png, write_json
 from models import captioned_webdataset, evaluate
 
 from clip_benchmark_ext.datasets import cloze_words
@@ -83,7 +82,7 @@ def by_hand(model, tokenizer, image, question, words):
 def data(tmp_path) -> Path:
     root = captioned_webdataset(tmp_path / "wds", {
         f"k{i}": (i, f"{caption}\na caption without such words\n") for i, caption in enumerate(CAPTIONS)})
-    (tmp_path / "words.json").write_text(json.dumps(WORDS))
+    write_json(tmp_path / "words.json", WORDS)
     return root
 
 

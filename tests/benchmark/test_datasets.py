@@ -2,8 +2,8 @@
 import json
 
 import pytest
-from case_files import TRANSFORM, save_image, save_json
-from conftest import refused
+from case_files import TRANSFORM, save_image
+from conftest import refused, write_json
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,7 @@ def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
         is_last = number == len(keys) - 1
         save_image(root / images / f"{number:012d}.png", 60 if is_last else (250, 10 * number, 0),
                    "L" if is_last else "RGB")
-    save_json(root / "swap_obj.json", rows)
+    write_json(root / "swap_obj.json", rows)
     return rows
 
 
@@ -39,7 +39,7 @@ def test_sugar_crepe_is_read_in_each_layout_with_gaps_in_its_keys(tmp_path, belo
 
 def test_rows_with_image_restricts_the_set_and_the_number_left_out_is_told(tmp_path, caplog):
     sugar_crepe(tmp_path, keys=[str(i) for i in range(5)])
-    save_json(tmp_path / "rows_with_image.json", {"swap_obj": ["3", "1"]})
+    write_json(tmp_path / "rows_with_image.json", {"swap_obj": ["3", "1"]})
     (tmp_path / "val2017" / "000000000000.png").unlink()
     dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
     assert [case.key for case in dataset.cases] == ["3", "1"]
@@ -117,7 +117,7 @@ def test_aro_visual_genome_cuts_the_box_and_puts_the_true_caption_first(tmp_path
     image.paste((255, 0, 0), (4, 2, 12, 8))
     (tmp_path / "images").mkdir()
     image.save(tmp_path / "images" / "1.png")
-    save_json(tmp_path / file, [vg_row(), vg_row(bbox_x=0.4, bbox_w=3.7)])
+    write_json(tmp_path / file, [vg_row(), vg_row(bbox_x=0.4, bbox_w=3.7)])
     dataset = build_dataset(f"aro/{part}", tmp_path)
     cut, captions = dataset[0]
     assert cut.size == (8, 6) and cut.getcolors() == [(48, (255, 0, 0))]  # the box and nothing else
@@ -149,13 +149,13 @@ def test_valse_keeps_rows_that_two_annotators_confirmed(tmp_path):
     save_image(tmp_path / "images" / "v7w_1.png", 9, "L")
     rows = {f"row{votes}": {"image_file": "v7w_1.png", "caption": "There are no dogs.", "foil": "There are dogs.",
                             "mturk": {"caption": votes, "foil": 3 - votes, "other": 0}} for votes in range(4)}
-    save_json(tmp_path / "existence.json", rows)
+    write_json(tmp_path / "existence.json", rows)
     dataset = build_dataset("valse/existence", tmp_path)
     assert [case.key for case in dataset.cases] == ["row2", "row3"]
     assert dataset.facts == {"cases_left_out": 0, "rows_not_validated": 2}
     assert dataset[0][1] == ["There are no dogs.", "There are dogs."] and dataset[0][0].mode == "RGB"
     rows["row1"]["mturk"] = {}
-    save_json(tmp_path / "existence.json", rows)
+    write_json(tmp_path / "existence.json", rows)
     with pytest.raises(ValueError, match="row1, mturk: 'caption' is missing"):
         build_dataset("valse/existence", tmp_path)
 

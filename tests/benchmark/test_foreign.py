@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from captioned import captioned
-from conftest import complaint_of, made_images, png, read_json, refused, seeded
+from conftest import complaint_of, made_images, png, read_json, refused, seeded, write_json
 from models import WORDS, labelled_webdataset, order_data
 from open_clip.coca_model import CoCa
 
@@ -76,11 +76,11 @@ def save_coca(folder: Path) -> tuple[str, str]:
     """A CoCa that OpenCLIP knows: what --model and --pretrained take."""
     tower = dict(context_length=20, vocab_size=49408, width=32, heads=2, layers=1)
     config, weights = folder / "coca-tiny.json", folder / "coca-tiny.pt"
-    config.write_text(json.dumps({
+    write_json(config, {
         "embed_dim": 32, "custom_text": True, "multimodal_cfg": dict(**tower, attn_pooler_heads=2),
         "text_cfg": dict(**tower, embed_cls=True, output_tokens=True),
         "vision_cfg": dict(image_size=SIDE, layers=1, width=32, patch_size=8, head_width=16, attentional_pool=True,
-                           attn_pooler_heads=2, output_tokens=True)}))
+                           attn_pooler_heads=2, output_tokens=True)})
     open_clip.add_model_config(config)
     torch.manual_seed(0)
     model = open_clip.create_model("coca-tiny")
@@ -98,7 +98,7 @@ def save_genlip(folder: Path) -> tuple[str, str]:
     config, weights = folder / "genlip-tiny.json", folder / "genlip-tiny.pt"
     content = open_clip.get_model_config("naflexgenlip_test")
     content["text_cfg"] = dict(context_length=20, vocab_size=49408, pad_id=0, bos_id=49406, eos_id=49407)
-    config.write_text(json.dumps(content))
+    write_json(config, content)
     open_clip.add_model_config(config)
     torch.manual_seed(0)
     torch.save(open_clip.create_model("genlip-tiny").state_dict(), weights)

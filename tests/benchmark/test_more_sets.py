@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from case_files import save_json
-from conftest import make_image, picture, png, write_csv
+from conftest import make_image, picture, png, write_csv, write_json
 from models import evaluate
 
 from clip_benchmark_ext.datasets.readers import Case
@@ -24,7 +23,7 @@ PAIRS = list(zip(range(COUNT), TRUE, FALSE, strict=True))
 
 
 def sugar_crepe_pp(root: Path, subset: str) -> None:
-    save_json(root / f"{subset}.json", [
+    write_json(root / f"{subset}.json", [
         {"id": i, "filename": picture(root / f"val2017/{i:012d}.png", i), "caption": true, "caption2": f"too {i}",
          "negative_caption": false} for i, true, false in PAIRS])
 
@@ -34,11 +33,11 @@ def whatsup(root: Path, subset: str) -> None:
         rows = [{"image_path": "data/controlled_images/" + picture(
             root / f"controlled_images/mug{i}_{('on', 'left_of')[i % 2]}_plate.jpeg", i),
             "caption_options": [true, false, "x", "y"]} for i, true, false in PAIRS]
-        return save_json(root / "controlled_images_dataset.json", rows)
+        return write_json(root / "controlled_images_dataset.json", rows)
     coco = subset == "coco_qa_one_obj"
     for i in range(COUNT):
         picture(root / (f"val2017/{i:012d}.jpg" if coco else f"vg_images/23{i}.jpg"), i)
-    save_json(root / f"{subset}.json", [[i if coco else f"23{i}", true, false] for i, true, false in PAIRS])
+    write_json(root / f"{subset}.json", [[i if coco else f"23{i}", true, false] for i, true, false in PAIRS])
 
 
 def negbench(root: Path, subset: str) -> None:
@@ -65,7 +64,7 @@ def cola(root: Path) -> None:
     def address(i: int, side: int) -> str:
         return f"https://example.org/vg/{picture(root / f'images/{i}{side}.jpg', 2 * i + side)}"
 
-    save_json(root / "COLA_multiobjects_matching_benchmark.json", [
+    write_json(root / "COLA_multiobjects_matching_benchmark.json", [
         [address(i, 0), true, address(i, 1), false] for i, true, false in PAIRS])
 
 
@@ -73,7 +72,7 @@ def colorswap(root: Path) -> None:
     def image(i: int, side: int) -> str:
         return "images/" + picture(root / f"data/images/img_{i}_{side + 1}.png", 2 * i + side)
 
-    save_json(root / "data" / "test.json", [
+    write_json(root / "data" / "test.json", [
         {"id": i, "caption_1": true, "caption_2": false, "image_source": "midjourney", "image_1": image(i, 0),
          "image_2": image(i, 1)} for i, true, false in PAIRS])
 

@@ -1,7 +1,6 @@
 """Claims about clip_benchmark's own data sets and own class folders."""
 import ast
 import inspect
-import json
 import re
 import shutil
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 from clip_benchmark.datasets import builder
-from conftest import picture, read_json
+from conftest import picture, read_json, write_json
 from models import built
 from safetensors.torch import save_file
 
@@ -65,8 +64,8 @@ def test_nothing_is_fetched_or_written_for_any_of_clip_benchmarks_sets(root, tmp
 
 def test_a_whole_set_is_read_and_programs_start_again_afterwards(tmp_path):
     picture(tmp_path / "coco" / "val2014" / "1.jpg", 0)
-    (tmp_path / "captions.json").write_text(json.dumps({
-        "images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"id": 1, "image_id": 1, "caption": "a star"}]}))
+    write_json(tmp_path / "captions.json", {
+        "images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"id": 1, "image_id": 1, "caption": "a star"}]})
     dataset = built("mscoco_captions", "coco", "captioning", lambda image: image.size, annotation_file="captions.json")
     assert list(dataset) == [((40, 40), ["a star"])]
     (tmp_path / "coco" / "new").mkdir()
@@ -98,8 +97,8 @@ def test_class_folders_are_probed_and_classified(photos, runs):
         (photos / split / ".thumbnails").mkdir()
     probed = evaluate(runs, "--dataset", "folder", "--dataset_root", photos, *PROBE)
     assert probed["dataset"] == "folder" and 0 <= probed["metrics"]["lp_acc1"] <= 1
-    Path("names.json").write_text(json.dumps({"folder": ["star", "square", "circle"]}))
-    Path("templates.json").write_text(json.dumps({"folder": ["a {c}"]}))
+    write_json("names.json", {"folder": ["star", "square", "circle"]})
+    write_json("templates.json", {"folder": ["a {c}"]})
     results = [evaluate(runs, "--dataset", name, "--dataset_root", photos, "--dump_classnames",
                         "--custom_template_file", "templates.json", *more)
                for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file", "names.json")))]

@@ -5,7 +5,8 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
-from case_files import TRANSFORM, save_image, save_json
+from case_files import TRANSFORM, save_image
+from conftest import write_json
 
 from clip_benchmark_ext.datasets import perturb
 from clip_benchmark_ext.selection_datasets import build_dataset
@@ -69,7 +70,7 @@ def order_folder(root, part="coco_order"):
     save_image(root / image, 7, "L")
     rows = [{"image": image, "caption": ["The big dog sees a red cat on two mats.", "A cat on the dog."]},
             {"image": image, "caption": ["Two red mats"]}]
-    save_json(root / file, rows)
+    write_json(root / file, rows)
     return root / f"{part}_perturbations.json"
 
 
@@ -114,6 +115,6 @@ def test_a_changed_perturbation_file_is_refused(tmp_path, change, message):
     build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
     content = json.loads(frozen.read_text())
     change(content)
-    frozen.write_text(json.dumps(content))
+    write_json(frozen, content)
     with pytest.raises(ValueError, match=message):
         build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import picture
+from conftest import picture, write_json
 from models import Loaded, fail, labelled_webdataset, order_data, save_clip
 
 from clip_benchmark_ext import cli, results
@@ -134,7 +134,7 @@ def test_a_result_of_a_file_that_has_been_overwritten_is_made_again(runs, data, 
         model = ("--model", clip, "--pretrained", weights)
         evaluate(*model, "--dataset_root", data, *task, "--save_clf", file, "--output", "first.json")
     else:
-        file.write_text(json.dumps({"wds/tiny": ["a {c}"], "tiny": ["a {c}"]}))
+        write_json(file, {"wds/tiny": ["a {c}"], "tiny": ["a {c}"]})
     command = (*model, "--dataset_root", data, *task, option, file, "--output", "result.json", "--skip_existing")
     evaluate(*command)
     monkeypatch.setattr(run_module, "load_model", fail)
@@ -210,5 +210,5 @@ def test_a_result_of_a_version_with_another_flag_is_kept_if_the_flag_was_not_giv
     about = {"model": "m", "settings": {"alpha": 1.0}}
     for value, kept in ((None, True), (0.9, False)):
         settings = {**about["settings"], "stop_confidence": value}
-        (tmp_path / "result.json").write_text(json.dumps({**about, "settings": settings, "metrics": {}}))
+        write_json(tmp_path / "result.json", {**about, "settings": settings, "metrics": {}})
         assert results.is_there(tmp_path / "result.json", about) is kept

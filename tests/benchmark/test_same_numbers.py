@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 import pytest
-from conftest import make_image, read_json
+from conftest import make_image, read_json, write_json
 from models import Loaded, captioned_webdataset, fail, labelled_webdataset, order_data, save_clip
 from safetensors.torch import load_file
 
@@ -94,15 +94,15 @@ def rotate_labels(path: Path) -> None:
 def swap_captions(path: Path) -> None:
     rows = read_json(path)
     rows["0"]["caption"], rows["0"]["negative_caption"] = rows["0"]["negative_caption"], rows["0"]["caption"]
-    path.write_text(json.dumps(rows))
+    write_json(path, rows)
 
 
 def sugar_crepe(root: Path) -> Path:
     (root / "val2017").mkdir(parents=True)
     for i in range(4):
         make_image(i).save(root / "val2017" / f"{i}.bmp")
-    (root / "swap_att.json").write_text(json.dumps({str(i): {
-        "filename": f"{i}.bmp", "caption": f"a red dog {i}", "negative_caption": f"a dog red {i}"} for i in range(4)}))
+    write_json(root / "swap_att.json", {str(i): {
+        "filename": f"{i}.bmp", "caption": f"a red dog {i}", "negative_caption": f"a dog red {i}"} for i in range(4)})
     return root
 
 
@@ -162,7 +162,7 @@ def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs,
     first = evaluate(*command)
     old = json.loads(json.dumps(first))
     del old["settings"]["data_sha256"]
-    Path("result.json").write_text(json.dumps(old))
+    write_json("result.json", old)
     assert evaluate(*command) == first
     monkeypatch.setattr(run_module, "load_model", fail)
     assert evaluate(*command) == first and caplog.text.count("other data_sha256") == 1

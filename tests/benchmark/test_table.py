@@ -1,9 +1,8 @@
 """Claims about the Markdown tables of result files."""
-import json
 from pathlib import Path
 
 import pytest
-from conftest import read_json, run
+from conftest import read_json, run, write_json
 
 from clip_benchmark_ext.metrics.sugar_crepe import GROUPS
 from clip_benchmark_ext.table import markdown, read_results
@@ -12,8 +11,8 @@ from open_clip_mdc.data.markdown import markdown_table
 
 def write(folder, dataset, **metrics):
     path = folder / f"{dataset.replace('/', '_')}.json"
-    path.write_text(json.dumps({"dataset": dataset, "model": "ViT-B-32", "pretrained": "x.pt", "language": "en",
-                                "task": "image_caption_selection", "metrics": metrics}))
+    write_json(path, {"dataset": dataset, "model": "ViT-B-32", "pretrained": "x.pt", "language": "en",
+                      "task": "image_caption_selection", "metrics": metrics})
     return str(path)
 
 
@@ -49,7 +48,7 @@ def test_results_of_other_settings_are_averaged_apart(tmp_path):
             files.append(write(tmp_path / str(draws), f"sugar_crepe/{subset}", text_acc=accuracy, cases=4))
             result = read_json(files[-1])
             settings = {"num_samples": draws, "dataset_root": subset}
-            Path(files[-1]).write_text(json.dumps(result | {"settings": settings}))
+            write_json(files[-1], result | {"settings": settings})
     rows = markdown(read_results(files)).splitlines()[2:]
     assert sorted(row.split("|")[4].strip() for row in rows if "macro" in row) == ["50.0", "75.0"]
 
@@ -70,7 +69,7 @@ def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
             read_results([write(tmp_path, "sugar_crepe/swap_att", **{name: value})])
     path = Path(write(tmp_path, "sugar_crepe/swap_att", text_acc=0.5))
     for changed in ({"pretrained": 3}, {"dataset": None}, {"metrics": [1]}, {"settings": 3}):
-        path.write_text(json.dumps(read_json(path) | changed))
+        write_json(path, read_json(path) | changed)
         with pytest.raises(ValueError, match="is not a result file"):
             read_results([str(path)])
     assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help", fork=True).stdout

@@ -3,13 +3,12 @@
 Everything runs under autocast, as users run it. There a network call with another batch shape differs in the last digit
 of bfloat16, and likelihoods by some hundredths of a nat. So only cases with a larger margin are compared.
 """
-import json
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from conftest import made_images, picture
+from conftest import made_images, picture, write_json
 from core.likelihoods import reveal
 from models import evaluate, labelled_webdataset, order_data
 from torch.utils.data import DataLoader, TensorDataset
@@ -180,8 +179,8 @@ def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused
     mdc, long = ("--model", "mdc", "--pretrained", runs / "mdc"), "red " * 90
     for i in range(2):
         picture(tmp_path / "images" / f"{i}.png", i)
-    (tmp_path / "examples.jsonl").write_text(json.dumps(
-        {"id": 7, "image_0": "0", "image_1": "1", "caption_0": f"{long}star", "caption_1": f"{long}circle"}))
+    write_json(tmp_path / "examples.jsonl", {
+        "id": 7, "image_0": "0", "image_1": "1", "caption_0": f"{long}star", "caption_1": f"{long}circle"})
     metrics = evaluate(*mdc, "--dataset", "winoground", "--dataset_root", tmp_path)["metrics"]
     assert (metrics["cases_cut"], metrics["cases"], metrics["text_acc"]) == (1, 1, 0)
     assert "1 of 1 cases have a caption that is cut at 77 tokens, such as 7" in caplog.text

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import open_clip
 import pytest
+from conftest import write_json
 
 import open_clip_mdc
 from open_clip_mdc.integration import configs
@@ -98,7 +99,7 @@ def test_an_intervals_name_is_that_of_a_model_that_has_it(name, interval, expect
 
 def test_a_base_that_a_user_adds_later_is_found(tmp_path):
     config = open_clip.get_model_config("ViT-Ti-8")
-    (tmp_path / "my-vit.json").write_text(json.dumps(config))
+    write_json(tmp_path / "my-vit.json", config)
     before = dict(open_clip.factory._MODEL_CONFIGS)
     open_clip.add_model_config(tmp_path)
     try:

@@ -1,5 +1,4 @@
 """Claims about what lies beside weights: how images are prepared for them."""
-import json
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +6,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import run_folder
+from conftest import run_folder, write_json
 from training import equal, state_of
 
 import open_clip_mdc
@@ -24,8 +23,8 @@ def export(folder: Path, model_name: str = "MDC-ViT-Ti-8") -> Path:
     """An exported folder, whose file of weights is returned."""
     folder.mkdir()
     torch.save(open_clip.create_model(model_name).state_dict(), folder / "open_clip_pytorch_model.bin")
-    (folder / "open_clip_config.json").write_text(json.dumps({
-        "model_cfg": open_clip.get_model_config(model_name), "preprocess_cfg": TOLD}))
+    write_json(folder / "open_clip_config.json", {
+        "model_cfg": open_clip.get_model_config(model_name), "preprocess_cfg": TOLD})
     return folder / "open_clip_pytorch_model.bin"
 
 

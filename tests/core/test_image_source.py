@@ -2,13 +2,12 @@
 
 Each family's own library makes random weights, saves them and runs them.
 """
-import json
 
 import open_clip
 import pytest
 import timm
 import torch
-from conftest import images, refused, run_folder, seeded
+from conftest import images, refused, run_folder, seeded, write_json
 from safetensors.torch import save_file
 from test_image_settings import export
 from training import holds, open_clip_train, tower, weights
@@ -35,11 +34,10 @@ def towers(tmp_path):
         "tiny-timm": dict(timm_model_name="test_vit", image_size=32, timm_pool="avg"),
     }
     folder = tmp_path / "configs"
-    folder.mkdir()
     for name, vision_cfg in configs.items():
-        (folder / f"{name}.json").write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT}))
+        write_json(folder / f"{name}.json", {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT})
         quick = {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT, "quick_gelu": True}
-        (folder / f"{name}-quickgelu.json").write_text(json.dumps(quick))
+        write_json(folder / f"{name}-quickgelu.json", quick)
     open_clip_mdc.unregister()  # an earlier file may have left its configs there
     before = dict(open_clip.factory._MODEL_CONFIGS)
     open_clip.add_model_config(folder)
@@ -155,8 +153,8 @@ def test_clip_of_transformers(tmp_path, with_text):
     else:
         model = vision = random(transformers.CLIPVisionModel(config))
     model.save_pretrained(tmp_path / "clip")
-    (tmp_path / "clip" / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}))
+    write_json(tmp_path / "clip" / "preprocessor_config.json",
+               {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]})
     image = images(2, 32)
     vision = getattr(vision, "vision_model", vision)
     expected = vision.post_layernorm(vision(image).last_hidden_state[:, 1:])

@@ -1,5 +1,4 @@
 """Claims about the way from a shard to a training step."""
-import json
 import os
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from benchmark.models import CLIP_CONFIG
-from conftest import images, json_lines, run
+from conftest import images, json_lines, run, write_json
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, pipeline, train_flags, weights
@@ -147,7 +146,7 @@ def test_a_transform_that_does_not_end_in_normalisation_stays_as_it_is():
 
 def test_a_clip_model_trains_and_validates_as_by_openclip_alone_bit_for_bit_but_for_seeds(data, tmp_path):
     """By OpenCLIP's own `main`, first without the plug-in, where each epoch is given the seeds of the plug-in's."""
-    (tmp_path / "Tiny-ViT.json").write_text(json.dumps(CLIP_CONFIG))
+    write_json(tmp_path / "Tiny-ViT.json", CLIP_CONFIG)
     csv = data / "train.csv"
     alone, registered = (train_flags("--batch-size", "8", "--epochs", "2", "--dataset-type", "csv", "--val-data", csv,
                                      "--grad-clip-norm", "1", "--aug-cfg", "color_jitter=(0.4, 0.4, 0.4, 0.1)",

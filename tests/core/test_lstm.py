@@ -1,11 +1,10 @@
 """Claims about the LSTM decoder of Show and Tell."""
-import json
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from conftest import captions, complaint_of, images, picture, read_json, run, seeded, tiny_captioner
+from conftest import captions, complaint_of, images, picture, read_json, run, seeded, tiny_captioner, write_json
 from training import equal, losses, open_clip_train, weights
 
 import open_clip_mdc
@@ -103,7 +102,7 @@ def test_what_an_lstm_cannot_do_is_refused_in_one_line(csv, here):
     for objective in ("bicap", "prefix", "cappa"):
         with pytest.raises(ValueError, match="from left to right only"):
             tiny_captioner(objective, decoder="lstm")(images(3), captions([5, 9, 12]))
-    Path("rows.json").write_text(json.dumps({"rows": {"L-*": {"extends": "Prefix-*", "decoder": "lstm"}}}))
+    write_json("rows.json", {"rows": {"L-*": {"extends": "Prefix-*", "decoder": "lstm"}}})
     Path("rows.py").write_text("")
     said = open_clip_train("--plugin", "rows.py", "--batch-size", "12", "--epochs", "1", data=csv, logs=here,
                            model="L-ViT-Ti-8", check=False)

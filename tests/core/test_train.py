@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SHARED, images, json_lines, needs_data, png, run, saved, write_tar
+from conftest import SHARED, images, json_lines, needs_data, png, run, saved, write_json, write_tar
 from open_clip_train.data import DataInfo
 from PIL import Image
 from training import TORCHRUN, equal, losses, open_clip_train, run_ranks, train_flags, weights
@@ -221,7 +221,7 @@ def test_compiled_models_train_to_the_same_weights(csv, tmp_path):
     """The real `main` runs with Inductor, on captions of changing lengths. Weights are equal up to rounding."""
     config = open_clip_mdc.packaged_configs()["ViT-Ti-8"]
     config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
-    (tmp_path / "ViT-Shallow.json").write_text(json.dumps(config))
+    write_json(tmp_path / "ViT-Shallow.json", config)
     for name, flags in (("start", ["--lr", "0"]), ("eager", []), ("compiled", ["--torchcompile"])):
         open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path, name=name,
                         model="MDC-ViT-Shallow", launcher=("python", "-c", SHALLOW, str(tmp_path / "ViT-Shallow.json")))

@@ -1,5 +1,4 @@
 """Claims about weights in run folders, exports and caches."""
-import json
 import os
 import re
 from argparse import Namespace
@@ -8,7 +7,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import complaint_of, make_image, read_json, run_folder
+from conftest import complaint_of, make_image, read_json, run_folder, write_json
 from safetensors.torch import load_file
 from training import equal
 
@@ -112,7 +111,7 @@ def test_an_export_without_its_weights_is_refused_everywhere(e):
     clip = {"model_cfg": open_clip.get_model_config("ViT-Ti-8"), "preprocess_cfg": {}}
     for config in (None, clip):  # a captioner's, a CLIP model's
         if config:
-            (e / "open_clip_config.json").write_text(json.dumps(config))
+            write_json(e / "open_clip_config.json", config)
         args = Namespace(skip_load=False, model="local-dir:e", pretrained="local-dir:e", device="cpu",
                          model_type="open_clip", model_cache_dir=None)
         with pytest.raises(FileNotFoundError, match="has no weights"):
@@ -134,12 +133,12 @@ def test_names_in_files_lead_nowhere_else(run, e, monkeypatch):
     for tower, key in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_tokenizer_name"),
                        ("text_cfg", "hf_model_name")):
         changed = {**config["model_cfg"], tower: {**config["model_cfg"][tower], key: "hf-hub:ORG/NAME"}}
-        file.write_text(json.dumps({**config, "model_cfg": changed}))
+        write_json(file, {**config, "model_cfg": changed})
         said = complaint_of("caption", "x.png", "--pretrained", "e", "--out", "o.jsonl")
         assert f"{key} is 'hf-hub:ORG/NAME'" in said and "open_clip_config.json" in said
     clip = {**open_clip.get_model_config("ViT-Ti-8")}
     clip["text_cfg"] = {**clip["text_cfg"], "hf_model_name": "roberta-base"}
-    file.write_text(json.dumps({"model_cfg": clip}))
+    write_json(file, {"model_cfg": clip})
     with pytest.raises(ValueError, match="hf_model_name is 'roberta-base', which lies elsewhere"):
         clip_models.load("local-dir:e")
     file.write_text("[" * 5000)

@@ -1,9 +1,10 @@
 """Helpers for tests of experiments/: printed commands, and results written by hand."""
-import json
 import shlex
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+
+from conftest import write_json
 
 from experiments import commands
 from experiments import run as runner
@@ -44,13 +45,11 @@ def leave_recipe(folder: Path, scale: scales.Scale, run: Run, seed: int = 0) -> 
 
 def write_items(path: Path, images: list, values: dict[str, list], **more) -> None:
     """Write a result's values of single images where its reader looks for them."""
-    (path.parent / "items").mkdir(exist_ok=True)
-    (path.parent / "items" / path.name).write_text(json.dumps({"images": images, "values": values, **more}))
+    write_json(path.parent / "items" / path.name, {"images": images, "values": values, **more})
 
 
 def write_result(folder: Path, kind: str, name: str, dataset: str, epoch: int = 1, **metrics) -> Path:
     path = folder / "results" / kind / f"{dataset.replace('/', '_')}-{name}-{epoch}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"dataset": dataset, "model": "m", "task": "t", "metrics": metrics,
-                                "pretrained": f"out/runs/{name}/checkpoints/epoch_{epoch}.pt"}))
+    write_json(path, {"dataset": dataset, "model": "m", "task": "t", "metrics": metrics,
+                      "pretrained": f"out/runs/{name}/checkpoints/epoch_{epoch}.pt"})
     return path

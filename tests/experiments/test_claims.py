@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import write_json
 from helpers import write_items, write_result
 from scipy import stats
 
@@ -70,8 +71,7 @@ def test_the_judges_answers_are_its_items(tmp_path):
         rows = [{"question": "?"}, {"id": "malformed", "chosen": []},
                 *({"id": str(i), "chosen": chosen[i]} for i in order)]
         (folder / f"scenes--s{seed}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        (folder / f"scenes--s{seed}.json").write_text(
-            json.dumps({"selection_rate": {"ARC": 0.7, "MDC-8": 0.3}, "judged": 100}))
+        write_json(folder / f"scenes--s{seed}.json", {"selection_rate": {"ARC": 0.7, "MDC-8": 0.3}, "judged": 100})
     row = row_of(judged(tmp_path), "judge")
     # each image gives +1 (60 of them), -1 (20) or 0: mean 0.4, variance (80 - 100 * 0.16) / 99
     assert (row.verdict, row.why) == (claims.PAPER, "an LLM judge") and row.p is None

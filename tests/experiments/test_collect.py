@@ -1,9 +1,9 @@
 """Claims about collect.py: hand-made results give the hand-computed tables."""
 import csv
-import json
 import math
 
 import pytest
+from conftest import write_json
 from helpers import leave_recipe, page_of, place, write_result
 
 from experiments import run as runner
@@ -49,9 +49,8 @@ def test_rows_and_columns_of_which_there_is_nothing_are_named_below(tmp_path):
                  METEOR=0.4, CIDEr=1.0, ROUGE_L=0.5, mean_length=8.0)
     page = page_of(tmp_path, "table3")
     assert "Not measured: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
-    (tmp_path / "results" / "judge").mkdir()
-    (tmp_path / "results" / "judge" / "scenes--s0.json").write_text(
-        json.dumps({"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40}))
+    write_json(tmp_path / "results" / "judge" / "scenes--s0.json",
+               {"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40})
     page = page_of(tmp_path, "table3")
     assert "Not measured: SPICE. Not run: " in page
     cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]

@@ -1,8 +1,7 @@
 """Claims about reproduce.py: it runs the rows of one claim, no others, and compares them with the archive."""
 import csv
-import json
 
-from conftest import REPO, read_json
+from conftest import REPO, read_json, write_json
 from helpers import flags_of, place
 
 from experiments import commands, reproduce
@@ -45,7 +44,7 @@ def test_results_and_differences_of_both_are_compared(tmp_path):
     (path,) = out.glob(f"results/linear_probe/*{name}_*.json")
     result = read_json(path)
     result["metrics"]["lp_acc1"] += 0.03
-    path.write_text(json.dumps(result))
+    write_json(path, result)
     said = reproduce.reproduce(task, place(out), [0, 1, 2], run).splitlines()
     assert said[0].startswith(f"linear_probe wds/probe {name.rpartition('--s')[0]}/epoch_1 1: lp_acc1")
     assert "archived +4.5208 (+1.2 to +7.9), now +3.5208 (" in said[-1]

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from conftest import complaint_of, png, read_json
+from conftest import complaint_of, png, read_json, write_json
 from http_server import Handler, serving
 
 KEY = "sk-judge-test-1234567890"
@@ -38,7 +38,7 @@ def server(monkeypatch):
 
 
 def write_captions(path: Path, captions: dict) -> str:
-    path.write_text(json.dumps({"model": "x", "captions": captions}))
+    write_json(path, {"model": "x", "captions": captions})
     return f"{path.stem}={path}"
 
 

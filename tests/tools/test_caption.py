@@ -2,7 +2,6 @@
 
 The models are those of the scenes, untrained, with an output layer so large that predictions are clear.
 """
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import open_clip
 import pytest
 import torch
 from caption_files import NAMES, PATHS, Page, lines, run, scene
-from conftest import make_image, run_folder, saved, write_tar
+from conftest import make_image, run_folder, saved, write_json, write_tar
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
@@ -239,9 +238,9 @@ def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cos
     Path("big").mkdir()
     clip, _, big = open_clip.create_model_and_transforms("ViT-Ti-8", force_image_size=48)
     save_file(clip.state_dict(), "big/open_clip_model.safetensors")
-    Path("big/open_clip_config.json").write_text(json.dumps({
+    write_json("big/open_clip_config.json", {
         "model_cfg": {**open_clip.get_model_config("ViT-Ti-8"), "vision_cfg": {
-            **open_clip.get_model_config("ViT-Ti-8")["vision_cfg"], "image_size": 48}}, "preprocess_cfg": {}}))
+            **open_clip.get_model_config("ViT-Ti-8")["vision_cfg"], "image_size": 48}}, "preprocess_cfg": {}})
     command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4", "--clip", "local-dir:big", "--clip-scale", "2")
     assert run(*command, "--batch-size", "3") is None
     model, transform, tokenizer = loaded(runs / "mdc")

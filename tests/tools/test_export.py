@@ -9,7 +9,7 @@ import shutil
 import pytest
 import timm
 import torch
-from conftest import complaint_of, make_image, read_json, run, run_folder, seeded
+from conftest import complaint_of, make_image, read_json, run, run_folder, seeded, write_json
 from hub import TOKEN, hub
 from open_clip.factory import SimpleTokenizer
 from PIL import Image
@@ -56,7 +56,7 @@ def trained(folder):
 def out(trained, folder):
     result = {"dataset": "wds/cifar10", "model": "MDC", "pretrained": "/home/somebody/logs", "task": "linear_probe",
               "metrics": {"lp_acc1": 0.51234, "scorer": "heuristic", "acc5": None}, "settings": {}}
-    (folder / "result.json").write_text(json.dumps(result))
+    write_json(folder / "result.json", result)
     assert complaint("--pretrained", trained, "--out", folder / "exported", "--results", folder / "result.json") is None
     return folder / "exported"
 
@@ -95,7 +95,7 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
     size = write(tmp_path / "own" / "own_words.txt.gz", ["circle", "square", "zebra"])
     config = read_json(tmp_path / "own" / "open_clip_config.json")
     config["model_cfg"]["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = "own_words.txt.gz"
-    (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "own" / "open_clip_config.json", config)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     tokenizer = open_clip_mdc.get_tokenizer(f"local-dir:{tmp_path / 'own'}")
@@ -109,7 +109,7 @@ def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
     shutil.copytree(out, tmp_path / "own")
     config = read_json(tmp_path / "own" / "open_clip_config.json")
     config["preprocess_cfg"][name] = value
-    (tmp_path / "own" / "open_clip_config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "own" / "open_clip_config.json", config)
     with pytest.raises(ValueError, match=f"its image {name} is .*, not three numbers"):
         open_clip_mdc.load(tmp_path / "own")
 
@@ -206,8 +206,7 @@ def timm_tower(folder):
     captioner = Captioner(**config)
     (folder / "timm_tower").mkdir()
     save_file(captioner.state_dict(), folder / "timm_tower" / "open_clip_model.safetensors")
-    (folder / "timm_tower" / "open_clip_config.json").write_text(json.dumps(
-        {"model_cfg": TIMM_CONFIG, "preprocess_cfg": {}}))
+    write_json(folder / "timm_tower" / "open_clip_config.json", {"model_cfg": TIMM_CONFIG, "preprocess_cfg": {}})
     return folder / "timm_tower"
 
 

@@ -1,9 +1,8 @@
 """Claims about fault injection (tests/faults, `make faults`): a part of it runs with one case."""
-import json
 import subprocess
 import sys
 
-from conftest import REPO, read_json
+from conftest import REPO, read_json, write_json
 
 
 def test_a_campaign_counts_cases_and_failures_and_keeps_the_parts_that_are_finished(tmp_path):
@@ -20,6 +19,6 @@ def test_a_campaign_counts_cases_and_failures_and_keeps_the_parts_that_are_finis
     assert f"| all | {sum(part['cases'] for part in found)} | 0 |" in page and "--kills 1" in page
 
     found[0]["failures"] = {"a case": "wrong | number"}  # as a campaign leaves it that was interrupted after this part
-    parts[0].write_text(json.dumps(found[0]))
+    write_json(parts[0], found[0])
     result = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert result.returncode == 1 and f"- {found[0]['part']}, a case: wrong | number" in out.read_text()

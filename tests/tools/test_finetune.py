@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SHARED, complaint_of, json_lines, killed_when, needs_data, run, run_tool
+from conftest import SHARED, complaint_of, json_lines, killed_when, needs_data, run, run_tool, write_json
 from training import equal, holds, state_of, tower
 
 import open_clip_mdc
@@ -34,7 +34,7 @@ def photos(scenes, tmp_path_factory) -> Path:
         content["images"].append({"id": number, "file_name": name})
         content["annotations"] += [{"image_id": number, "caption": caption} for caption in captions]
     (folder / "photos.csv").write_text("\n".join(table))
-    (folder / "photos.json").write_text(json.dumps(content))
+    write_json(folder / "photos.json", content)
     (folder / "photos" / "bad.png").write_bytes(b"no image")
     (folder / "photos" / "bad.txt").write_text("a scene")
     return folder

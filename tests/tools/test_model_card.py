@@ -1,7 +1,7 @@
 """Claims about the model card of `open_clip_mdc export`."""
-import json
 
 import pytest
+from conftest import write_json
 
 from open_clip_mdc.cli.model_card import result_rows, training_flags
 
@@ -20,5 +20,5 @@ def test_the_card_tells_no_place_no_address_and_no_command(tmp_path):
 @pytest.mark.parametrize("value, told", [(23937, "23937"), (0.51234, "0.5123"), (12345678, "12345678"), (2.0, "2")])
 def test_counts_are_told_whole_and_measurements_by_four_digits(tmp_path, value, told):
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({"dataset": "x", "task": "y", "metrics": {"m": value}}))
+    write_json(path, {"dataset": "x", "task": "y", "metrics": {"m": value}})
     assert result_rows([str(path)]) == [["x", "y", "m", told]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import complaint_of, members, png, read_json, write_tar
+from conftest import complaint_of, members, png, read_json, write_json, write_tar
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, texts, tool
@@ -38,7 +38,7 @@ def coco(tmp_path) -> Path:
         raw[1] = raw[1].replace(" a ", "a\n\x1e ")
         images.append({"filepath": folder, "filename": name, "split": split, "cocoid": i, "imgid": i,
                        "sentences": [{"raw": text, "tokens": text.split(), "sentid": 0, "imgid": i} for text in raw]})
-    (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
+    write_json(tmp_path / "dataset_coco.json", {"images": images, "dataset": "coco"})
     return tmp_path
 
 
@@ -81,7 +81,7 @@ def test_clip_benchmark_reads_the_test_set_with_five_references(prepared, monkey
 def test_flickr_has_no_subfolders(tmp_path, capsys):
     (tmp_path / "7.jpg").write_bytes(make_image(0))
     rows = {"dataset": "flickr8k", "images": [{"filename": "7.jpg", "split": "test", "sentences": [{"raw": "a dog"}]}]}
-    (tmp_path / "f.json").write_text(json.dumps(rows))
+    write_json(tmp_path / "f.json", rows)
     tool("flickr8k", "--images", tmp_path, "--annotations", tmp_path / "f.json", "--out", tmp_path / "out")
     assert members(tmp_path / "out" / "test" / "0.tar")["00000000.txt"] == b"a dog"
     assert "--dataset wds/out" in capsys.readouterr().out and not (tmp_path / "out" / "train").exists()
