@@ -160,8 +160,8 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
     what = f"make shards of it by {to_shards(lines.path)}" if FILE_NAME in names else "its first line should name them"
     if separator not in cells:
         what += f", and commas or tabs separate them, not {separator!r}"
-    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns[:2])}, only {str(names)[:300]}"
-                     f" (separated by {separator!r}): {what}")
+    raise ValueError(f"{lines.path} has no columns {' or '.join(','.join(pair) for pair in columns[:2])}, only "
+                     f"{str(names)[:300]} (separated by {separator!r}): {what}")
 
 
 def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Iterable[str],
