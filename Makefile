@@ -53,6 +53,7 @@ help:
 	@echo "make photos                caption photographs with a small decoder on a trained encoder, an hour of two cores"
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder,"
 	@echo "     SCALE=photos-unlocked to train the encoder, too"
+	@echo "make tries                 other blocks and shares, ARC first, consensus, on validation photographs (3 core-hours)"
 	@echo "make towers SEEDS='0 1 2'                     train its encoder with MDC, ARC and CapPa, or lock it"
 	@echo "make epochs repetition     repeat 500 photographs 1 to 64 times: does MDC or ARC overfit?"
 	@echo "make photo                 make the captioner that is in the package, from make photos"

@@ -123,6 +123,8 @@ def main(argv: list[str] | None = None) -> int | None:
         raise messages.Refusal(messages.complaint(problem, args, argv, "_")) from None
     except RuntimeError as problem:
         sys.exit(f"error: {messages.of_worker(problem)}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
 
 
 if __name__ == "__main__":

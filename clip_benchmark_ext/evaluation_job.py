@@ -20,7 +20,7 @@ from open_clip_mdc.data.text import read_names
 from open_clip_mdc.data.workers import STUCK, fitting, image_bytes
 
 from . import foreign_datasets
-from .flags import Flags
+from .flags import Flags, filled
 
 DECODED = "jpg"  # the member that clip_benchmark reads
 NAME = "__name__"  # member with the image's original name, the "filename" of KEY.json
@@ -93,7 +93,7 @@ class Job(NamedTuple):
     def build(self, split: str, transform: Callable | None = None):
         """Return the data set, with the model's transform unless another is given."""
         args, transform, name = self.args, transform or self.transform, self.args.dataset.removeprefix("wds/")
-        root = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
+        root = filled("--dataset_root", args.dataset_root, dataset=name, dataset_cleaned=name.replace("/", "-"))
         kind = foreign_datasets.kind_of(args.dataset)
         if kind == "masked":
             from .datasets import masks

@@ -48,6 +48,15 @@ DEFAULTS = vars(make_parser().parse_args([]))
 Flags = namedtuple("Flags", DEFAULTS, defaults=DEFAULTS.values())  # read-only
 
 
+def filled(flag: str, template: str, **values: str) -> str:
+    """Return a template with its {NAME} replaced. Raises ValueError, with the flag, for other braces."""
+    try:
+        return template.format(**values)
+    except (KeyError, IndexError, ValueError) as problem:
+        raise ValueError(f"{flag} {template}: only {' '.join(f'{{{name}}}' for name in values)} are replaced, and "
+                         "another brace is written twice") from problem
+
+
 # Each function below maps clip_benchmark's arguments, our flags and the model's caption_cfg (None if it is not one of
 # our captioners) to the arguments of the method that a task calls.
 

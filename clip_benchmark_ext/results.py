@@ -23,7 +23,7 @@ from open_clip_mdc.environment import made
 from open_clip_mdc.integration.configs import FOLDER
 from open_clip_mdc.integration.runs import PHOTO, find
 
-from .flags import Flags
+from .flags import Flags, filled
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 OF_EVERY_TASK = ("dataset_root", "split", "model_type")
@@ -44,7 +44,7 @@ def file_name(template: str, args: Namespace) -> str:
         task=args.task, dataset=args.dataset.removeprefix("wds/"), language=args.language)
     if os.path.isfile(args.pretrained):
         names["pretrained"] = os.path.basename(args.pretrained)
-    return template.format(**{name: value.replace("/", "_") for name, value in names.items()})
+    return filled("--output", template, **{name: value.replace("/", "_") for name, value in names.items()})
 
 
 def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner: bool) -> Path:

@@ -14,6 +14,7 @@ from itertools import takewhile
 from numbers import Integral, Real
 from typing import TypeVar
 
+MOST = 2**32 - 1  # for whole numbers, as for seeds
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Parsed = TypeVar("Parsed")
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
@@ -39,8 +40,9 @@ def number_from(lowest: int) -> Callable[[str], int]:
     def number(value: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]+", value):
             raise argparse.ArgumentTypeError(f"{value!r} should be a whole number")
-        if int(value) < lowest:
-            raise argparse.ArgumentTypeError(f"{value} should be at least {lowest}")
+        if not lowest <= int(value) <= MOST:
+            raise argparse.ArgumentTypeError(f"{value} should be at least {lowest}" if int(value) < lowest else
+                                             f"{value} should be at most {MOST}")
         return int(value)
     return number
 
@@ -94,6 +96,22 @@ def need(package: str, extra: str, what: str) -> None:
     """Raise ValueError unless a package is installed that only an extra of open_clip_mdc brings."""
     if find_spec(package) is None:
         raise ValueError(f"{what} needs {package}: pip install 'open_clip_mdc[{extra}]'")
+
+
+def check_none_empty(args: argparse.Namespace, argv: list[str]) -> None:
+    """Raise ValueError for an empty argument, such as "$UNSET". As a path it would be the current folder."""
+    for name, value in vars(args).items():
+        if value == "" or isinstance(value, list) and "" in value:
+            given = flag(name) in (arg.partition("=")[0] for arg in argv)
+            raise ValueError(f"{flag(name) if given else 'an argument'} is empty")
+
+
+def usable_stdout() -> None:
+    """Let stdout print any name, and nothing if it is closed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def plural(count: int, noun: str) -> str:
@@ -197,11 +215,11 @@ def of_worker(problem: RuntimeError) -> str:
 MAX_SHOWN = 10  # images that a message names
 
 
-def complain_of_none(found: Collection, out: str, skipped: list[str]) -> None:
-    """Raise ValueError, before `out` is written, if no image was `found` to be readable. `skipped` has the reasons."""
+def complain_of_none(found: Collection, skipped: list[str]) -> None:
+    """Raise ValueError, before anything is written, if no image can be read, with the reasons."""
     if not found:
         raise ValueError("\n  ".join(map(printable, [
-            f"no image can be read, so {out} is not written:", *skipped[:MAX_SHOWN]])))
+            "no image can be read, so nothing is written:", *skipped[:MAX_SHOWN]])))
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
 from open_clip_mdc.data.journal import Journal
+from open_clip_mdc.data.outputs import free_name, release
 
 MODEL = ("--pretrained", "no")
 SCENES = ("--num-train", "16", "--num-val", "2", "--num-probe", "2", "--num-pairs", "2")
@@ -62,6 +64,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp
                 assert str(place) in problem, problem
 
 
+def test_two_commands_at_once_do_not_take_the_same_default_name(here):
+    assert [free_name("c.jsonl") for _ in range(3)] == ["c.jsonl", "c-2.jsonl", "c-3.jsonl"]
+    script = "from open_clip_mdc.data.outputs import free_name\nprint(free_name('c.jsonl'), free_name('d.jsonl'))"
+    assert run(sys.executable, "-c", script).stdout == "c-4.jsonl d.jsonl\n"
+    assert free_name("d.jsonl") == "d.jsonl" and {path.name for path in here.iterdir()} == {
+        f".{name}.jsonl.lock" for name in ("c", "c-2", "c-3", "d")}
+    release()
+    assert free_name("c.jsonl") == "c.jsonl" and release() is None and not list(here.iterdir())
+
+
+def test_a_stdout_that_is_closed_or_cannot_say_a_name_ends_no_command(here):
+    Image.new("RGB", (32, 32)).save("a.png")
+    Path("a.txt").write_text("a star")
+    for name, closed, encoding in (("x", ">&-", "utf-8"), ("b\udcff", "", "utf-8"), ("\u96ea", "", "ascii")):
+        command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "open_clip_mdc", "prepare", "shards",
+                   "--train", ".", "--out", name]
+        run(*command, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+        assert (Path(name) / "train" / "00000.tar").exists()
+        shutil.rmtree(name)
+
+
 def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(here, runs, capsys):
     for name, colour in (("a.png", "red"), ("b.png", "blue")):
         Image.new("RGB", (32, 32), colour).save(name)
@@ -75,7 +98,7 @@ def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(here, runs, capsys
     assert complaint_of(*caption, "b.png", "--out", "captions-2.jsonl") is None
     assert "--out captions-2.jsonl exists already, and is replaced" in capsys.readouterr().err
     problem = complaint_of(*caption, "bad.jpg", "--out", "captions.jsonl")
-    assert "no image can be read, so captions.jsonl is not written" in problem and "bad.jpg" in problem
+    assert "no image can be read, so nothing is written" in problem and "bad.jpg" in problem and "--out" not in problem
     Path("y.jsonl.part").write_text("my own notes\n")
     assert "y.jsonl.part is damaged or not from this command" in complaint_of(*caption, "a.png", "--out", "y.jsonl")
     assert Path("captions.jsonl").read_text() == first and Path("y.jsonl.part").read_text() == "my own notes\n"

@@ -186,6 +186,15 @@ def test_hostile_members_leave_no_trace_outside(tmp_path):
     assert "\x1b" not in (tmp_path / "shards" / "left_out.txt").read_text()
 
 
+def test_a_table_of_that_very_name_is_read_and_its_own_column_says_where_images_are(here):
+    Path("i").mkdir()
+    Path("i/a.png").write_bytes(png(0))
+    Path("t1.csv").write_text("image,caption\ni/a.png,wrong\n")
+    Path("t[1].csv").write_text("image,caption,original_file_name\ni/a.png,right,x\n")
+    tool("shards", "--train", "t[1].csv", "--out", "out")
+    assert members(here / "out/train/00000.tar")["00000000.txt"] == b"right"
+
+
 def test_captions_are_found_where_img2dataset_and_clip_benchmark_write_them(tmp_path):
     for name, content in (
             ("json", {"0.jpg": make_image(0), "0.json": b'{"caption": "a red\\nsquare"}', "0.txt": b"x"}),

@@ -2,6 +2,7 @@
 
 A new refusal is a row of fixtures/refusals.txt.
 """
+import gzip
 import shlex
 import shutil
 from pathlib import Path
@@ -41,6 +42,7 @@ def place(tmp_path_factory) -> Path:
         Image.new("RGB", (32, 32), (7 * i, 0, 0)).save(folder / "images" / f"{i}.png")
     rows = "".join(f"{folder}/images/{i}.png\ta dog\n" for i in range(34))
     (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
+    (folder / "cut.csv.gz").write_bytes(gzip.compress(rows.encode())[:40])
     (folder / "nothing").mkdir()
     with tar_writer(folder / "0.tar") as writer:
         writer.write({"__key__": "a", "png": png(0, 32), "txt": "a star", "json": "{}"})

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ..data.files import end_when_terminated
-from ..data.outputs import ready
-from ..errors import Refusal, complaint, of_worker, read_flags
+from ..data.outputs import ready, release
+from ..errors import Refusal, check_none_empty, complaint, of_worker, read_flags, usable_stdout
 from ..version import __version__
 from . import arguments as flags
 from .shared import docstring, load_plugins
@@ -33,6 +33,7 @@ TOOLS = {
     "vq": "train or import the frozen VQ-VAE of a model that reads discrete image tokens",
     "export": "export a model for OpenCLIP, timm, transformers and torch, and upload it to the Hugging Face hub",
 }
+RESUMES = ("caption", "card", "embed", "fetch", "finetune", "search", "judge", "prepare_recap")
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
 MOVED = {"lengths": "make figure3", "schedule-search": "docs/training.md", "judge": "make table3",
          "prepare cub": "docs/reproduce.md", "prepare recap": "docs/data.md"}
@@ -91,7 +92,9 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
     end_when_terminated()
     # Model threads that spin while they wait would take cores from the processes that decode images.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    usable_stdout()
     try:
+        check_none_empty(args, argv)
         ready(args)
         load_plugins(args)
         job()
@@ -104,5 +107,7 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
     except RuntimeError as problem:
         sys.exit(f"error: {of_worker(problem)}")
     except KeyboardInterrupt:
-        sys.exit("interrupted: run the same command again to resume (caption, card, embed, fetch, finetune, judge, "
-                 "prepare_recap, score --pairs and search)")
+        resumes = args.tool in RESUMES or getattr(args, "pairs", None)
+        sys.exit("interrupted: run the same command again" + (" to resume" if resumes else ""))
+    finally:
+        release()

@@ -21,8 +21,8 @@ SHARDS = "webdataset shards, such as 'DIR/{00000..00009}.tar'"
 
 
 def objects(value: str) -> tuple[int | None, int]:
-    fewest, _, most = value.rpartition("-")
-    return int(fewest) if fewest else None, int(most)
+    fewest, dash, most = value.rpartition("-")
+    return int(fewest) if dash else None, int(most)
 
 
 def kind(value: str) -> str:

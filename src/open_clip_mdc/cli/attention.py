@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
         overlays += [[overlay(x.mean((0, 1)).view(shape)) for x in maps.attention]
                   for maps in word_maps(model, image, decoded)]
         tokens.append(loaded.encode_image_tokens(image))
-    complain_of_none(names, args.out, skipped)
+    complain_of_none(names, skipped)
     components = principal_components(torch.cat(tokens)) / (2 * COLOUR_RANGE) + 0.5
     colours = [png((255 * x.view(*shape, 3).clamp(0, 1)).round().byte().cpu().numpy()) for x in components]
     cards = list(map(card, [shown(name, args.out) for name in names], rows, images, colours, overlays))

@@ -17,6 +17,7 @@ end, and the exit status is 2.
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -189,11 +190,13 @@ def run(args: argparse.Namespace) -> None:
     for batch, rows in noted(part, key, images, args.workers,
                              lambda batch: lines_of(batch, loaded, clip, options, args), "captions"):
         if args.html:
-            cards += [card({**rows[name], "image": shown(name, args.html)}, url, others.get(name))
+            cards += [card({**rows[name], "image": shown(name, args.html)}, url, others.get(os.path.abspath(name)))
                       for name, url in zip(batch.names, batch.thumbnails, strict=True)]
         names += batch.names
         skipped += batch.problems
-    complain_of_none(names, args.out, skipped)
+    complain_of_none(names, skipped)
+    if others.keys().isdisjoint(map(os.path.abspath, names)) and args.compare:
+        print(f"warning: --compare {args.compare} has captions of other images", file=sys.stderr)
     if args.html:
         title = f"Captions by {shown_model(args, args.html)}"
         texts = [rows[name]["clip_texts"] for name in names] if clip else []

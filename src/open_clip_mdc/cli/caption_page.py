@@ -1,5 +1,6 @@
 """The page of `open_clip_mdc caption`: how captions were decoded, and the other captions of --compare."""
 import argparse
+import os
 from collections.abc import Mapping
 
 from ..data.files import parse_json
@@ -17,10 +18,13 @@ def checked(token: dict) -> dict:
 
 
 def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
-    """Return the rows, by image, of a file that this tool wrote. Each row's "image" becomes `name` or else `path`."""
+    """Return the rows of a file that this tool wrote, by the image's absolute path.
+
+    Each row's "image" becomes `name` or else `path`.
+    """
     try:
         rows = [parse_json(line) for line in read_lines(path)]
-        return {row["image"]: {"image": name or path, "caption": "" + row["caption"],
+        return {os.path.abspath(row["image"]): {"image": name or path, "caption": "" + row["caption"],
                                "tokens": [checked(token) for token in row["tokens"]]} for row in rows}
     except (ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"--compare {path} is not a .jsonl file of open_clip_mdc caption: {problem!r}") from problem

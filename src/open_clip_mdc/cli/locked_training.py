@@ -14,8 +14,16 @@ from . import prepare
 from . import prepare_layouts as layouts
 from .prepare_layouts import Sample, read_shards
 
-SHARE = re.compile(r"0?\.\d+")
 LEAST = 10  # photographs
+
+
+def share_of(text: str) -> float | None:
+    """Return the share that a text says, or None for other data. Raises ValueError for a number that is no share."""
+    if Path(text).exists() or not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?%?|nan|inf", text):
+        return None
+    if not re.fullmatch(r"0?\.\d+", text) or not float(text):
+        raise ValueError(f"{text} is no share: give a number between 0 and 1, such as 0.1, or other data")
+    return float(text)
 
 
 def halves(paths: str, images: list[str], other: str, most: int | None = None) -> Callable[[bool], Iterator[Sample]]:
@@ -25,12 +33,12 @@ def halves(paths: str, images: list[str], other: str, most: int | None = None) -
         other: the share of the photographs to hold out, which their names decide, or other data to take for it.
         most: hold out no more than these photographs, if `other` is a share.
     """
-    held = None
-    if SHARE.fullmatch(other):
+    held, share = None, share_of(other)
+    if share is not None:
         names = [sample.name for sample in layouts.read(paths, images, "captions")]
         check_enough(paths, len(names))
         by_hash = sorted({*names}, key=lambda name: sha256(name.encode()).digest()[-8:])
-        held = set(by_hash[:max(2, round(float(other) * len(by_hash)))][:most])
+        held = set(by_hash[:max(2, round(share * len(by_hash)))][:most])
 
     def read(held_out: bool) -> Iterator[Sample]:
         source = other if held_out and held is None else paths

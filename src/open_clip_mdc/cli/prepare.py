@@ -29,7 +29,7 @@ from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
 from ..data.paths import inside
 from ..data.shards import shard_pattern
-from ..errors import plural
+from ..errors import plural, printable
 from ..progress import progress_bar
 from . import prepare_layouts as layouts
 from .prepare_layouts import Sample, read_file
@@ -80,7 +80,7 @@ def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) ->
             found = True
         except (OSError, ValueError) as problem:  # ValueError also for a name that no file can have
             # The name comes from the data. Quoting keeps it on one line.
-            left_out.append(f"{name!r}: {getattr(problem, 'strerror', None) or problem}")
+            left_out.append(printable(f"{name!r}: {getattr(problem, 'strerror', None) or problem}"))
             if found and not skip and len(left_out) == MAX_SHOWN:  # more would be work in vain
                 refuse(left_out)
 
@@ -165,6 +165,8 @@ def run(args: argparse.Namespace) -> None:
     else:
         rows = read_karpathy(args.annotations, args.source, args.images)
         splits = {split: rows[split] for split in ("train", "val", "test") if split in rows}
+        if not splits:
+            raise ValueError(f"{args.annotations} names no images of train, val or test")
     if not args.skip_broken:
         check_there(splits)
     write(args.out, splits, left_out, args.join, args.skip_broken)

@@ -11,6 +11,7 @@
 
 The content is not trusted: names must stay within their folder, only regular files are opened, and sizes have limits.
 """
+import csv
 import os
 import re
 import stat
@@ -24,7 +25,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..data.captions import CAPTION_SEPARATOR, coco_rows, find_apart, text_of, without_image
-from ..data.csv_pairs import CAPTIONS, IMAGES, SEPARATORS, TABLES, image_path, open_table, read_forms, read_rows
+from ..data.csv_pairs import (
+    CAPTIONS,
+    FILE_NAME,
+    IMAGES,
+    SEPARATORS,
+    TABLES,
+    image_path,
+    open_table,
+    read_forms,
+    read_rows,
+)
 from ..data.files import files_below, parse_json
 from ..data.paths import IMAGE_FILES, IMAGE_SUFFIXES, files_beside, inside, is_hidden, is_shard
 from ..data.shards import LARGEST_TEXT, find_shards, image_member, members, read_metadata, read_samples
@@ -167,10 +178,12 @@ def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     A column file_name is relative to the table. Other names are paths, as open_clip_train reads them.
     """
     names = CAPTIONS if key == CAPTIONS[0] else (key,)
-    found = read_forms(path, list(product(IMAGES, names)), SEPARATORS, lambda lines, form: list(read_rows(lines, form)))
+    form, found = read_forms(path, list(product(IMAGES, names)), SEPARATORS,
+                             lambda lines, form: (form, list(read_rows(lines, form))))
     with open_table(path) as file:
-        beside = b"file_name" in next(line for line in file if line.strip())
-    folders = [Path(one) for one in images] or [path.parent] * beside
+        header = next(line for line in file if line.strip()).decode()
+    column = next(csv.reader([header], delimiter=form.separator))[form.columns[0]].strip()
+    folders = [Path(one) for one in images] or [path.parent] * (column == FILE_NAME)
     return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folders, key)
 
 
@@ -242,7 +255,7 @@ def read(pattern: str, images: Sequence[str], key: str) -> Iterable[Sample]:
     """
     if Path(pattern).is_dir():
         return read_folder(Path(pattern), images, key)
-    paths = sorted(glob(pattern)) or find_shards(pattern)
+    paths = [pattern] if Path(pattern).exists() else sorted(glob(pattern)) or find_shards(pattern)
     name = paths[0].lower()
     if name.endswith(".parquet"):
         return read_parquet(paths, key)

@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> None:
                 names.extend(batch.names)
                 for name, own in zip(batch.names, scored, strict=True):
                     yield from ({"image": name, **row} for row in own)
-        complain_of_none(names, args.out, skipped)
+        complain_of_none(names, skipped)
 
     write_rows(out, ["image", "caption", "score", *(() if prior is None else ("blind", "debiased")), "tokens"], rows())
     print(f"{plural(len(names), 'image')} x {plural(len(captions), 'caption')}: {out}")

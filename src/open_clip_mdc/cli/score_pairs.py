@@ -29,6 +29,8 @@ def check(args: argparse.Namespace) -> None:
                          "images with their own captions")
     if args.pairs and not is_folder(args.out):
         raise ValueError(f"--out {args.out} should be a folder (no suffix), which gets one table per shard of --pairs")
+    if not args.pairs and is_folder(args.out):
+        raise ValueError(f"--out {args.out} should end in .csv or .jsonl: a folder is for --pairs")
     if not args.pairs and (args.top or args.out_shards):
         raise ValueError("--top and --out-shards need --pairs")
     if args.plain and (args.blind_images or args.top is not None or args.alpha != 1):

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
                              "scores", first.keys() - (wanted or {}).keys(), has_all):
         found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
         skipped += batch.problems
-    complain_of_none(found, args.out, skipped)
+    complain_of_none(found, skipped)
     hits = []
     for s, sentence in enumerate(sentences):
         hits.append([])

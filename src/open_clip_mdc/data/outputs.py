@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import flag
-from .files import try_output
+from .files import lock, open_own, try_output
 
 FOLDER = ()  # a folder has no suffix
 PAGE = (".html", ".htm")
@@ -42,6 +43,8 @@ OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a tab
 APPENDED: set[str] = set()  # their --out is itself the journal
 MAKE_PARENTS = {"scenes", "fetch", "finetune", "card", "prepare", "export"}
 
+HELD: dict[Path, BinaryIO] = {}  # locks of default names
+
 
 class Default(str):
     """An output's default name. A file of that name is not replaced, unlike one that the user names."""
@@ -66,10 +69,34 @@ def check_suffix(flag: str, value: str, suffixes: tuple[str, ...], tables: bool 
         raise ValueError(f"{flag} {value} should end in {' or '.join(suffixes)}{folder}")
 
 
-def beside(path: str) -> str:
-    """Return the first of NAME-2, NAME-3, ... that does not exist."""
+def free_name(path: str) -> Default:
+    """Return the first of NAME, NAME-2, NAME-3, ... that neither exists nor is written by another process."""
     stem, suffix = os.path.splitext(path)
-    return next(name for number in count(2) if not os.path.lexists(name := f"{stem}-{number}{suffix}"))
+    return Default(next(name for number in count(1) if not os.path.lexists(
+        name := f"{stem}-{number}{suffix}" if number > 1 else path) and reserve(Path(name))))
+
+
+def reserve(path: Path) -> bool:
+    """Hold a lock for a file until `release`. Returns False if another process has it."""
+    hidden = path.with_name(f".{path.name}.lock")
+    try:
+        file = open_own(hidden, "ab")
+        free = lock(file.fileno())
+    except OSError:  # no locks here. A folder that cannot be written is refused by `try_output`
+        return True
+    if free and not os.fstat(file.fileno()).st_nlink:  # who held it has removed it, and another may hold a new one
+        return reserve(path)
+    if free:
+        HELD[hidden] = file
+    return free
+
+
+def release() -> None:
+    """Give back the names that this process has reserved."""
+    while HELD:
+        hidden, file = HELD.popitem()
+        hidden.unlink(missing_ok=True)
+        file.close()
 
 
 def files_in(values: Iterable) -> Iterator[str]:
@@ -114,12 +141,12 @@ def ready(args: argparse.Namespace) -> None:
         if not isinstance(value, Default):  # which is never replaced
             check_unread(flag(name), value, inputs_of(args))
         folder = not names[name] or tables and is_folder(value)
-        if not folder and os.path.isfile(value) and args.tool not in APPENDED:
-            if isinstance(value, Default):
-                vars(args)[name] = beside(value)
+        if isinstance(value, Default) and not folder:
+            vars(args)[name] = free_name(value)
+            if getattr(args, name) != value:
                 print(f"{value} exists already: writing to {getattr(args, name)}", file=sys.stderr)
-            elif os.path.getsize(value):
-                print(f"{flag(name)} {value} exists already, and is replaced at the end", file=sys.stderr)
+        elif not folder and os.path.isfile(value) and args.tool not in APPENDED and os.path.getsize(value):
+            print(f"{flag(name)} {value} exists already, and is replaced at the end", file=sys.stderr)
         if name != "out_shards" and args.tool not in MAKE_PARENTS and not Path(value).absolute().parent.is_dir():
             raise FileNotFoundError(f"{flag(name)} {value}: its folder does not exist")
         try_output(getattr(args, name), folder)

@@ -4,6 +4,7 @@ Formats are torch.save's zip and older pickle, safetensors and big_vision's .npz
 compare the checksums of a zip, nor safetensors the SHA-256 that `save` writes to its header. This file compares both,
 as a changed bit would be another weight.
 """
+import errno
 import hashlib
 import re
 import struct
@@ -181,16 +182,20 @@ def wrong_type(x: Tensor, path: Path, name: str) -> ValueError:
 def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file with the checksum in its header that `read` compares."""
     tensors = {name: x.contiguous() for name, x in tensors.items()}
-    save_file(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)})
+    _save(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)}, path)
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file that appears once it is complete. Raises OSError that names it."""
     with new_file(path) as partial:
-        try:
-            save_file(tensors, partial, metadata)
-        except (OSError, SafetensorError) as problem:
-            raise OSError(f"{path} cannot be written: {problem}") from problem
+        _save(tensors, partial, metadata, path)
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str] | None, shown: str | Path) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except (OSError, SafetensorError) as problem:
+        raise OSError(errno.EIO, f"cannot be written: {problem}", str(shown)) from problem
 
 
 def add_checksum(path: Path) -> None:

@@ -104,7 +104,7 @@ class Unmasking:
         check_choice("uncond", self.uncond, (None, *UNCOND))
         check_scale("guidance_scale", self.guidance_scale)
         k = self.tokens_per_step
-        if not (0 <= k <= 1 if isinstance(k, float) else k >= 1):
+        if not (0 <= k <= 1 if isinstance(k, float) else 1 <= k < 2**31):
             raise OptionError(f"{{tokens_per_step}} is {k}: it must be 1 token or more, or a probability such as 0.9")
         if self.uncond is not None and self.guidance_scale == 1:
             raise OptionError("{uncond} changes nothing without a {guidance_scale} other than 1")
