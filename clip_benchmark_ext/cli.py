@@ -74,8 +74,9 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
         if getattr(args, name) < lowest:
             raise ValueError(f"--{name} {getattr(args, name)} should be at least {lowest}")
     from .tasks import TASKS
-    others = set().union(*(task.names for task in TASKS.values())) - {"batch_size", "seed", "normalize"}
-    for name in sorted(others - TASKS[args.task].names if args.task != "auto" else ()):
+    read = {name: {*task.arguments, *task.flags, *task.captioner_flags} for name, task in TASKS.items()}
+    others = set().union(*read.values()) - {"batch_size", "seed", "normalize"}
+    for name in sorted(others - read.get(args.task, others)):  # "auto" may be any task
         if f"--{name}" in given:
             print(f"warning: --{name} changes nothing for --task {args.task}", file=sys.stderr)
     values = {**vars(args), **args.flags._asdict(), "flags": None}

@@ -25,11 +25,6 @@ class Task(NamedTuple):
     options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
     of_towers: bool = False  # True if `Job.model` is a `towers.Towers`
 
-    @property
-    def names(self) -> set[str]:
-        """Return all arguments and flags that decide its numbers."""
-        return {*self.arguments, *self.flags, *self.captioner_flags}
-
     def evaluate(self, job: Job, batches: DataLoader) -> dict:
         module, _, function = self.place.partition(":")
         return getattr(import_module(module, __package__), function)(job, batches)

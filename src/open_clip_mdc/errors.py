@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from itertools import takewhile
 from numbers import Integral, Real
@@ -131,11 +131,9 @@ def read_flags(parse: Callable[[list[str]], Parsed], argv: list[str]) -> Parsed:
         line = (said.getvalue() or str(problem)).strip().splitlines()[-1].rpartition("error: ")[2]
         if line.startswith(("the following arguments are required", "unrecognized arguments")):
             line += ": --help lists what this command takes"
-    try:
-        with redirect_stderr(io.StringIO()), redirect_stdout(known):
-            parse([*argv, "--help"])
-    except (SystemExit, ValueError):  # with another wrong value it prints no help
-        pass
+    # With another wrong value it prints no help.
+    with suppress(SystemExit, ValueError), redirect_stderr(io.StringIO()), redirect_stdout(known):
+        parse([*argv, "--help"])
     flags = set(re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", known.getvalue()))
     for name in (arg.partition("=")[0] for arg in takewhile("--".__ne__, argv if flags else ())):
         if re.match(r"-[-a-zA-Z]\S", name) and not any(flag.startswith(name) for flag in flags):

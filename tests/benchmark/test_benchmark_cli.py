@@ -54,12 +54,15 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
         assert read_json(f"two-{name}.json") == one | {"made": ANY}, name
 
 
-def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path):
+def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path, capsys):
     for scorer in ((), ("--scorer", "monte_carlo", "--num_samples", "4")):
         cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "sugar_crepe/swap_att",
-                  "sugar_crepe/swap_obj", "--dataset_root", str(scenes / "sugarcrepe"), "--num_workers", "0", *scorer])
+                  "sugar_crepe/swap_obj", "--dataset_root", str(scenes / "sugarcrepe"), "--num_workers", "0", *scorer,
+                  "--task", "image_caption_selection", "--fewshot_k", "4", "--batch_size", "8"])
     files = sorted(map(str, tmp_path.glob("*.json")))
     assert len(files) == 4
+    said = capsys.readouterr().err
+    assert "--fewshot_k changes nothing for --task image_caption_selection" in said and said.count("warning: --") == 2
     cli.main(["build", *files, "--output", "all.csv"])
     rows = list(csv.DictReader((tmp_path / "all.csv").open()))
     assert len(rows) == 4 and {r["scorer"] for r in rows} == {"heuristic", "monte_carlo"}

@@ -18,11 +18,11 @@ from open_clip_mdc.integration import arguments
 HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "models", "decoding", "likelihood"))
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
-    "the heart": (HEART, 6_085, 32.5),
-    "src": (("src",), 17_635, 97.1),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.9),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 7_050, 46.0),
-    "tests": (("tests",), 25_580, 193.0),
+    "the heart": (HEART, 6_050, 32.0),
+    "src": (("src",), 17_635, 96.6),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.85),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_990, 45.6),
+    "tests": (("tests",), 25_440, 191.3),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 192

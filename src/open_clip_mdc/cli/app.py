@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from importlib.resources import files
 from ipaddress import ip_address
@@ -135,12 +136,10 @@ def is_numeric(name: str) -> bool:
 
 def uploaded(path: str, folder: str) -> str:
     """Return the real path of an upload below `folder`. Raises ValueError for others, in the same words for all."""
-    try:
+    with suppress(OSError, ValueError):  # no system has such a path
         real = Path(os.path.realpath(path))
         if real.is_relative_to(os.path.realpath(folder)) and real.is_file():
             return str(real)
-    except (OSError, ValueError):  # no system has such a path
-        pass
     raise ValueError("this is no upload, or it was deleted: drop the image again")
 
 

@@ -27,14 +27,8 @@ def threshold(tables: list[Path], top: float) -> float:
 
 
 def keep(least: float, job: tuple, out: Path) -> None:
-    """Write the samples of a unit whose captions score `least` or more, and TARGET_stats.json.
-
-    Args:
-        least: the debiased score of the worst caption to keep.
-        job: the unit, the table of its scores, and the target shard.
-        out: the file to write.
-    """
-    unit, table, target = job
+    """Write the samples of a unit whose captions have a debiased score of `least` or more, and TARGET_stats.json."""
+    unit, table, target = job  # `table` has the scores, and `out` becomes `target`
     rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
     kept: dict[str, list[str]] = defaultdict(list)
     for row in rows:
@@ -62,7 +56,6 @@ def images_of(unit: Unit, kept: dict):
         if (key := key_of(name)) in kept:
             suffix = image_member(sample)
             yield key, suffix, sample[suffix], read_metadata(sample)
-
 
 
 def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) -> None:

@@ -117,7 +117,6 @@ def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str,
     return sizes
 
 
-
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], join: bool, skip: bool) -> None:
     """Write train/, val/ and test/ under `out`, and print how to use them. `out` appears only when it is complete.
 

@@ -22,7 +22,6 @@ def _in_cell(column: str, value: object) -> object:
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
-
 def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: Callable | None = None) -> None:
     """Write the `columns` of rows {column: value}, all or nothing. `schema` makes that of a Parquet table."""
     suffix = Path(out).suffix.lower()

@@ -21,7 +21,6 @@ natural, positive = number_from(0), number_from(1)
 MOST_WORKERS = 16  # per GPU: each worker reads the whole shard to decode its own batches
 
 
-
 def docstring(module: str) -> str:
     """Return a module's docstring, without importing the module."""
     return ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module)))

@@ -31,7 +31,7 @@ OURS, OPEN_CLIPS = ("image", "caption"), ("filepath", "title")
 COLUMNS = tuple(dict.fromkeys((OURS, OPEN_CLIPS, *product(IMAGES[1:], CAPTIONS))))
 SEPARATORS = (",", "\t", ";")
 QUOTES = {"doubled": {}, "escaped": {"escapechar": "\\", "doublequote": False}, "none": {}}
-
+CUT_OFF = "is cut off or damaged: compress it again"
 csv.field_size_limit(sys.maxsize)  # for the whole process. By default a cell of 131,072 characters is refused
 
 
@@ -78,11 +78,7 @@ class Lines:
         except UnicodeDecodeError as problem:
             raise no_text(self.path, self.count, problem) from problem
         except (EOFError, zlib.error) as problem:
-            raise cut_off(self.path) from problem
-
-
-def cut_off(path: Path) -> ValueError:
-    return ValueError(f"{path} is cut off or damaged: compress it again")
+            raise ValueError(f"{self.path} {CUT_OFF}") from problem
 
 
 def open_table(path: Path) -> BinaryIO:
@@ -101,7 +97,7 @@ def open_table(path: Path) -> BinaryIO:
         return file
     except (EOFError, zlib.error) as problem:
         file.close()
-        raise cut_off(path) from problem
+        raise ValueError(f"{path} {CUT_OFF}") from problem
     except BaseException:
         file.close()
         raise

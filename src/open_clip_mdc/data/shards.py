@@ -150,7 +150,6 @@ def file_names(shard: str) -> Iterator[str]:
         raise ValueError(f"{shard}: {INCOMPLETE}") from problem
 
 
-
 def split_name(name: str) -> tuple[str | None, str]:
     """Split a member's name into webdataset's key, up to the first dot, and the rest, with its suffix in lower case."""
     key, rest = base_plus_ext(name)

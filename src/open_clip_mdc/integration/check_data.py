@@ -4,6 +4,7 @@ The first samples are opened as training and validation will read them. Training
 is refused if most are. Validation is refused if some are, as its numbers would be of other data.
 """
 import os
+from collections import deque
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import islice, takewhile
@@ -73,8 +74,7 @@ def look_at_images(path: str, rows: list[Row], every: bool = False) -> tuple[int
         try:
             if not image.is_file():
                 raise ValueError("it is a folder" if image.is_dir() else "no such file")
-            with Image.open(image, formats=formats()):
-                pass
+            Image.open(image, formats=formats()).close()
         except (OSError, ValueError, SyntaxError) as problem:
             why = f"it is no {', '.join(formats())}" if "cannot identify" in str(problem) else problem
             wrong.append(f"{path}, line {row.line}: {row.image}: {why}")
@@ -117,8 +117,7 @@ def check_samples(shards: list[str], is_train: bool) -> None:
             raise ValueError(reasons[0])
         return
     for shard in here:
-        for _ in file_names(shard):  # raises if the shard is cut off
-            pass
+        deque(file_names(shard), 0)  # raises if the shard is cut off
         if problem := find_apart(shard) or why_no_pair(shard):
             raise ValueError(problem)
 
