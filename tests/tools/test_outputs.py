@@ -66,7 +66,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp
 
 def test_two_commands_at_once_do_not_take_the_same_default_name(here):
     assert [free_name("c.jsonl") for _ in range(3)] == ["c.jsonl", "c-2.jsonl", "c-3.jsonl"]
-    script = "from open_clip_mdc.data.outputs import free_name\nprint(free_name('c.jsonl'), free_name('d.jsonl'))"
+    script = ("from open_clip_mdc.data.outputs import free_name, release\n"
+              "print(free_name('c.jsonl'), free_name('d.jsonl'))\nrelease()")
     assert run(sys.executable, "-c", script).stdout == "c-4.jsonl d.jsonl\n"
     assert free_name("d.jsonl") == "d.jsonl" and {path.name for path in here.iterdir()} == {
         f".{name}.jsonl.lock" for name in ("c", "c-2", "c-3", "d")}
