@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 
+import open_clip
 import pytest
 import timm
 import torch
@@ -238,6 +239,18 @@ def test_a_model_of_regions_goes_to_open_clip_and_torch(tmp_path, capsys, model_
     assert torch.equal(open_clip_mdc.load(tmp_path / "out", device="cpu").encode_image_tokens(image), tokens)
     with torch.no_grad():
         assert close(torch.export.load(tmp_path / "out" / "encode_image.pt2").module()(image)[1], tokens)
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_resnet_captioner_is_exported_and_read_again(tmp_path):
+    model = open_clip.create_model("MDC-small-RN50").eval()
+    torch.save(model.state_dict(), tmp_path / "rn.pt")
+    assert complaint("--pretrained", tmp_path / "rn.pt", "--model", "MDC-small-RN50", "--out", tmp_path / "out", "--to",
+                     "open_clip", "torch") is None
+    image = torch.rand(1, 3, 224, 224, generator=seeded(0))
+    found = open_clip_mdc.load(str(tmp_path / "out"), device="cpu").encode_image(image)
+    assert torch.allclose(found, model.encode_image(image), atol=1e-5)
+    assert "224 x 224 pixels" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_run_of_random_interpolation_is_exported_with_that_of_its_evaluation(tmp_path):

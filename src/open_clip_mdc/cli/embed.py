@@ -12,6 +12,7 @@ Dimensions: P patches, D width.
 """
 import argparse
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -23,8 +24,8 @@ from .shared import load_captioner
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     loaded = load_captioner(args, number)
-    size = loaded.model.visual.image_size
-    image = torch.zeros(1, 3, *(size if isinstance(size, (tuple, list)) else (size, size)), device=loaded.device)
+    size = np.broadcast_to(loaded.model.visual.image_size, 2)  # one number in a ResNet
+    image = torch.zeros(1, 3, *size.tolist(), device=loaded.device)
     with torch.inference_mode():
         shape = loaded.model.tower.features(image, args.feature, args.layer).shape[1:]
     layers = loaded.model.tower.num_layers

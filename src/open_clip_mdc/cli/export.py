@@ -21,6 +21,7 @@ from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import open_clip
 import torch
 from open_clip.transformer import QuickGELU
@@ -48,7 +49,8 @@ PROGRAM = "encode_image.pt2"
 
 def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
     model, config = loaded.model, deepcopy(open_clip.get_model_config(model_name))
-    config["vision_cfg"]["image_size"] = list(model.tower.core.image_size)
+    if [config["vision_cfg"]["image_size"]] * 2 != (size := list(model.tower.core.image_size)):
+        config["vision_cfg"]["image_size"] = size
     config["text_cfg"]["context_length"] = model.context_length
     config["quick_gelu"] = any(isinstance(module, QuickGELU) for module in model.modules())
     if model.logit_bias is not None:  # trained with --siglip
@@ -195,7 +197,8 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--half is for the format open_clip: add open_clip to --to")
     logging.getLogger("timm").setLevel(logging.ERROR)
     loaded = load(args.pretrained, args.model, "cpu")  # as are the networks that `compare` runs
-    model_name = find(args.pretrained, args.model).model_name
+    visual, model_name = loaded.model.visual, find(args.pretrained, args.model).model_name
+    visual.image_size = tuple(np.broadcast_to(visual.image_size, 2).tolist())  # one number in a ResNet
     out = Path(args.out)
     with new_folder(out) as folder:
         done = write_all(loaded, model_name, args.to, folder)

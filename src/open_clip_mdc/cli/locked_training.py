@@ -17,28 +17,19 @@ from .prepare_layouts import Sample, read_shards
 LEAST = 10  # photographs
 
 
-def share_of(text: str) -> float | None:
-    """Return the share that a text says, or None for other data. Raises ValueError for a number that is no share."""
-    if Path(text).exists() or not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?%?|nan|inf", text):
-        return None
-    if not re.fullmatch(r"0?\.\d+", text) or not float(text):
-        raise ValueError(f"{text} is no share: give a number between 0 and 1, such as 0.1, or other data")
-    return float(text)
-
-
 def halves(paths: str, images: list[str], other: str, most: int | None = None) -> Callable[[bool], Iterator[Sample]]:
     """Return the function that reads photographs to train on (False) or those that are held out (True).
 
-    Args:
-        other: the share of the photographs to hold out, which their names decide, or other data to take for it.
-        most: hold out no more than these photographs, if `other` is a share.
+    `other` is the share of them to hold out, at most `most`, which their names decide, or other data to take for it.
     """
-    held, share = None, share_of(other)
-    if share is not None:
+    held = None
+    if re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?%?|nan|inf", other) and not Path(other).exists():
+        if not re.fullmatch(r"0?\.\d+", other) or not float(other):
+            raise ValueError(f"{other} is no share: give a number between 0 and 1, such as 0.1, or other data")
         names = [sample.name for sample in layouts.read(paths, images, "captions")]
         check_enough(paths, len(names))
         by_hash = sorted({*names}, key=lambda name: sha256(name.encode()).digest()[-8:])
-        held = set(by_hash[:max(2, round(share * len(by_hash)))][:most])
+        held = set(by_hash[:max(2, round(float(other) * len(by_hash)))][:most])
 
     def read(held_out: bool) -> Iterator[Sample]:
         source = other if held_out and held is None else paths

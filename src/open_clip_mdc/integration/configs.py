@@ -11,6 +11,7 @@ standard library only.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from importlib import import_module, resources
 
@@ -164,13 +165,18 @@ def any_base(name: str, base_config: BaseConfig) -> dict | None:
     return config
 
 
+def timm_cfg(encoder: str):
+    """Return what timm says of the weights of an encoder, or None if it knows no such name or tag."""
+    with suppress(RuntimeError):  # of a wrong tag
+        return import_module("timm").get_pretrained_cfg(encoder)
+
+
 def timm_base(name: str) -> dict | None:
     """Return the config of timm-NAME, at the image size of timm's encoder NAME, or None if it is not known."""
     if not name.startswith("timm-"):
         return None
     encoder = name.removeprefix("timm-")
-    known = import_module("timm").get_pretrained_cfg(encoder)
-    if known is None:
+    if (known := timm_cfg(encoder)) is None:
         return None
     height, width = known.input_size[1:]
     return {"vision_cfg": {"timm_model_name": encoder, "image_size": height if height == width else [height, width]},

@@ -19,6 +19,7 @@ from ..data.files import parse_json
 from ..errors import close_names
 from ..models import tower_weights, towers
 from ..models.foreign import big_vision
+from .configs import timm_cfg
 from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
@@ -65,7 +66,7 @@ def locate(source: str) -> Source:
 
 def _normalization(encoder: str) -> dict[str, object]:
     """Return mean and std of the images that timm's encoder was trained on, {} if it is not known."""
-    known = timm.get_pretrained_cfg(encoder)
+    known = timm_cfg(encoder)
     return {"mean": list(known.mean), "std": list(known.std)} if known else {}
 
 
