@@ -37,7 +37,7 @@ def find_units(paths: list[str]) -> list[Unit]:
         shards = [file for file in found if is_shard(file)]
         if shards != found and (shards or not Path(path).is_dir()):
             raise ValueError(f"{path} is neither shards (.tar) alone nor a folder of images alone, which a folder as "
-                             "--out needs. For single images give an --out that ends in .jsonl or .csv")
+                             "--out needs: put single images into a folder")
         units += map(Path, map(os.path.abspath, shards or [path]))
     return units
 
