@@ -24,8 +24,7 @@ from .shared import load_captioner
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     loaded = load_captioner(args, number)
-    size = np.broadcast_to(loaded.model.visual.image_size, 2)  # one number in a ResNet
-    image = torch.zeros(1, 3, *size.tolist(), device=loaded.device)
+    image = torch.zeros(1, 3, *np.broadcast_to(loaded.model.visual.image_size, 2).tolist(), device=loaded.device)
     with torch.inference_mode():
         shape = loaded.model.tower.features(image, args.feature, args.layer).shape[1:]
     layers = loaded.model.tower.num_layers

@@ -27,7 +27,8 @@ class CsvImages(CsvDataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
         first, tries = None, min(MOST_TRIED, len(self.images))
-        for place in (other % len(self.images) for other in range(index, index + tries)):
+        # The first place is as given: an index behind the last row ends an iteration.
+        for place in (index, *(other % len(self.images) for other in range(index + 1, index + tries))):
             try:
                 image = decode_image(image_path(self.images[place]))
                 break
