@@ -168,7 +168,7 @@ def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, d
 
     with monkeypatch.context() as patch:
         patch.setattr(resume_module.Journal, "note", stopped)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit, match="interrupted"):
             evaluate(data, *captioner(runs))
     (part,) = Path("features").iterdir()
     assert part.name.startswith("test-likelihoods-") and part.name.endswith(".part0")

@@ -136,7 +136,8 @@ def test_the_blind_image_of_classes_is_drawn_from_all_images_as_sets_are_sorted(
     model, _, tokenizer = load(str(runs / "mdc"))
     images = torch.rand(2, 3, 32, 32, generator=torch.manual_seed(0)).repeat_interleave(300, 0)  # two classes
     loader = DataLoader(TensorDataset(images, torch.arange(2).repeat_interleave(300)), 50)
-    found, _ = likelihood_logits(model, loader, tokenizer, [["a star"], ["a circle"]], "cpu", {"method": "parallel"})
+    found, _ = likelihood_logits(model, loader, tokenizer, [["a star"], ["a circle"]], "cpu", {"method": "parallel"},
+                                 1.0)
     text = tokenizer(["a star", "a circle"])[None]
     both, first = (model.log_likelihood(None, text, "parallel", blind=mean_image(model, [x]))[0]
                    for x in (images[::300], images[:256]))

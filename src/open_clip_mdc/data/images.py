@@ -101,7 +101,7 @@ def read_images(paths: "list[Path | CsvRows]") -> Iterator[Source]:
 
 def eight_bits(image: Image.Image) -> Image.Image:
     """Return the upper 8 bits of 16-bit grey, as Pillow does for 16-bit colours. Its `convert` would clip at 255."""
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # the latter in older Pillow
         return image.convert("I").point(lambda grey: grey / 256)
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode} have no known range: save the image with 8 bits")

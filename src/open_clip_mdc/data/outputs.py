@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import flag
 from .files import lock, open_own, try_output
 
 FOLDER = ()  # a folder has no suffix
@@ -136,19 +135,20 @@ def ready(args: argparse.Namespace) -> None:
     names = OUTPUTS[args.tool]
     given = {name: value for name in names if (value := getattr(args, name, None))}
     for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
         tables = name == "out" and args.tool in OR_TABLES
-        check_suffix(flag(name), value, names[name], tables)
+        check_suffix(flag, value, names[name], tables)
         if not isinstance(value, Default):  # which is never replaced
-            check_unread(flag(name), value, inputs_of(args))
+            check_unread(flag, value, inputs_of(args))
         folder = not names[name] or tables and is_folder(value)
         if isinstance(value, Default) and not folder:
             vars(args)[name] = free_name(value)
             if getattr(args, name) != value:
                 print(f"{value} exists already: writing to {getattr(args, name)}", file=sys.stderr)
         elif not folder and os.path.isfile(value) and args.tool not in APPENDED and os.path.getsize(value):
-            print(f"{flag(name)} {value} exists already, and is replaced at the end", file=sys.stderr)
+            print(f"{flag} {value} exists already, and is replaced at the end", file=sys.stderr)
         if name != "out_shards" and args.tool not in MAKE_PARENTS and not Path(value).absolute().parent.is_dir():
-            raise FileNotFoundError(f"{flag(name)} {value}: its folder does not exist")
+            raise FileNotFoundError(f"{flag} {value}: its folder does not exist")
         try_output(getattr(args, name), folder)
         if name == "out" and args.tool in RESUMED and not folder:
             try_output(f"{args.out}.part")

@@ -58,8 +58,8 @@ def in_float32(device: str) -> Iterator[None]:
     In bfloat16, 8 bits of a logit would decide which token is revealed next. Under autocast, TF32 (11 bits) is allowed.
     """
     # Autocast is off, but a run that asked for it may still round products to TF32.
-    matmul = torch.backends.cuda.matmul
-    tf32, matmul.allow_tf32 = matmul.allow_tf32, matmul.allow_tf32 or autocast_dtype(device) is not None
+    matmul, wanted = torch.backends.cuda.matmul, autocast_dtype(device) is not None
+    tf32, matmul.allow_tf32 = matmul.allow_tf32, matmul.allow_tf32 or wanted
     try:
         with without_autocast(device):
             yield
