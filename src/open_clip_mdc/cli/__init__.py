@@ -33,7 +33,7 @@ TOOLS = {
     "vq": "train or import the frozen VQ-VAE of a model that reads discrete image tokens",
     "export": "export a model for OpenCLIP, timm, transformers and torch, and upload it to the Hugging Face hub",
 }
-RESUMES = ("caption", "card", "embed", "fetch", "finetune", "search", "judge", "prepare_recap")
+RESUMES = "caption card embed fetch finetune search experiments.judge experiments.prepare_recap".split()
 # What makes the evidence is in the folder experiments of a clone. The Makefile has its targets.
 MOVED = {"lengths": "make figure3", "schedule-search": "docs/training.md", "judge": "make table3",
          "prepare cub": "docs/reproduce.md", "prepare recap": "docs/data.md"}
