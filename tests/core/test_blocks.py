@@ -50,7 +50,7 @@ def naive_logits(model, image, text, size: int, hidden) -> torch.Tensor:
 
 
 def filled(text: torch.Tensor) -> torch.Tensor:
-    """Of captions [B, 12] what blocks are cut from: behind the end, more EOT."""
+    """Return captions [B, 12] as blocks are cut from them: behind the end, more EOT."""
     return text.masked_fill(torch.arange(12) >= caption_lengths(text, VOCAB)[:, None], eot_id(VOCAB))
 
 

@@ -24,7 +24,7 @@ def command(out: str = "x.jsonl") -> tuple:
 
 
 def captions(folder: str) -> list[str]:
-    """What a run without a journal says of a folder's pictures."""
+    """Return what a run without a journal says of a folder's pictures."""
     assert complaint_of("caption", folder, *command(f"whole-{folder}.jsonl")[2:]) is None
     return [row["caption"] for row in json_lines(f"whole-{folder}.jsonl")]
 

@@ -12,9 +12,9 @@ Dimensions: P patches, D width.
 """
 import argparse
 
-import numpy as np
 import pyarrow as pa
 import torch
+from open_clip.utils import to_2tuple
 
 from ..bulk import units as bulk
 from ..data.images import Batch
@@ -24,7 +24,7 @@ from .shared import load_captioner
 
 def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     loaded = load_captioner(args, number)
-    image = torch.zeros(1, 3, *np.broadcast_to(loaded.model.visual.image_size, 2).tolist(), device=loaded.device)
+    image = torch.zeros(1, 3, *to_2tuple(loaded.model.visual.image_size), device=loaded.device)
     with torch.inference_mode():
         shape = loaded.model.tower.features(image, args.feature, args.layer).shape[1:]
     layers = loaded.model.tower.num_layers

@@ -21,10 +21,10 @@ from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import open_clip
 import torch
 from open_clip.transformer import QuickGELU
+from open_clip.utils import to_2tuple
 from PIL import Image
 from torch import Tensor, nn
 
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> None:
     logging.getLogger("timm").setLevel(logging.ERROR)
     loaded = load(args.pretrained, args.model, "cpu")  # as are the networks that `compare` runs
     visual, model_name = loaded.model.visual, find(args.pretrained, args.model).model_name
-    visual.image_size = tuple(np.broadcast_to(visual.image_size, 2).tolist())  # one number in a ResNet
+    visual.image_size = tuple(to_2tuple(visual.image_size))  # one number in a ResNet
     out = Path(args.out)
     with new_folder(out) as folder:
         done = write_all(loaded, model_name, args.to, folder)

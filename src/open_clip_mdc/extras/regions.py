@@ -7,9 +7,9 @@ the same tower at side s (no detail) and at side g*s (as many pixels, in one con
 
 Dimensions: B images, G = 1 + g^2 regions, P patches of a region, D width.
 """
-import numpy as np
 import torch
 import torch.nn.functional as F
+from open_clip.utils import to_2tuple
 from torch import Tensor, nn
 
 from ..models.towers import TOWERS, Tower, patch_tokens, tower
@@ -34,7 +34,7 @@ class RegionTower(nn.Module):
         if grid < 2:
             raise ValueError(f"caption_cfg.regions is {grid}: it must be 1, the whole image, or g for g x g tiles")
         self.tower, self.grid = visual, grid
-        self.image_size = tuple(grid * n for n in np.broadcast_to(visual.image_size, 2).tolist())
+        self.image_size = tuple(grid * n for n in to_2tuple(visual.image_size))
         self.region_embedding = nn.Parameter(torch.empty(1 + grid ** 2, tower(visual).width))
         nn.init.normal_(self.region_embedding, std=0.02)
 

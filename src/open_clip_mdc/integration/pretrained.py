@@ -16,8 +16,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from open_clip.utils import to_2tuple
 from PIL import Image
 from torch import Tensor
 
@@ -92,7 +92,7 @@ class PretrainedCaptioner:
         """Return one image as the model takes it, float32 [3, H, W]. Raises ValueError if it is not one."""
         if not isinstance(image, Tensor):
             return self.transform(open_image(image))
-        size = np.broadcast_to(self.model.visual.image_size, 2).tolist()  # one number in a ResNet
+        size = to_2tuple(self.model.visual.image_size)  # one number in a ResNet
         if image.shape != (3, *size) or not image.is_floating_point():
             raise ValueError(f"a tensor {list(image.shape)} of {image.dtype} is no image for this model: give what its "
                              f"transform returns, floats {[3, *size]}, or pixels as a NumPy array, uint8 [H, W, 3]")
