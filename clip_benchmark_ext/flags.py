@@ -130,13 +130,16 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
     if cfg and not objective_of(cfg).scorers:
         raise ValueError("this model can only fill in words of captions: evaluate it by --task cloze or linear_probe")
     asked = {name: value for name in OPTIONS if (value := getattr(flags, DECODING[name])) is not None}
-    causal = decoding.searches(asked, cfg and objective_of(cfg))
+    several = {"samples": flags.samples} if flags.samples else {}
+    causal = decoding.searches(asked | several, cfg and objective_of(cfg))
     decoding.check_clip(asked)
     check_samples(flags)
     sampling = decoding.Sampling(flags.temperature or 0.0, flags.top_k, flags.top_p)
     wanted = decoding.checked(asked | {"samples": flags.samples or flags.clip_rerank or 1}, causal, sampling)
     if causal:
         default = {"length": "auto", "num_beams": NUM_BEAMS}
+        if cfg and objective_of(cfg).order != "causal":
+            default["sampler"] = decoding.BEAM  # a length would ask for unmasking
     else:
         reads = SAMPLERS[wanted.sampler].options
         default = {"length": MDC_LENGTH,

@@ -68,7 +68,6 @@ def test_it_captions_and_scores_both_ways():
     for options in ({}, dict(num_beams=2, min_length=3), dict(length=4)):
         assert torch.equal(mix.generate(image, sampler="beam", **options), arc.generate(image, **options))
     assert torch.equal(mix.generate(image, length=6), mdc.generate(image, length=6))
-    assert not torch.equal(mix.generate(image, length=6), mix.generate(image, sampler="beam", length=6))
     candidates = torch.stack((text, captions([6, 3, 9], seed=1), captions([4, 4, 4], seed=2)), 1)  # [B, C, L]
     null = mix.encode_image_tokens(image).mean(0)
     for of_image in (dict(image=image), dict(image=None, blind=null)):
@@ -88,22 +87,25 @@ def test_what_a_mix_cannot_do_is_refused_in_one_line(here):
         run_folder(here / folder, name)
     photos = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     flags = ("--out", "c.jsonl", "--html", "c.html")
-    for run, given in (("mix", ()), ("mix", ("--sampler", "beam", "--min-length", "3")), ("arc", ("--sampler", "beam")),
-                       ("mix", ("--sampler", "beam", "--temperature", "1", "--samples", "2", "--select", "consensus"))):
+    for run, given in (("mix", ()), ("arc", ("--sampler", "beam")), ("mix", ("--samples", "2", "--select", "consensus")),
+                       ("mix", ("--min-length", "3", "--temperature", "1"))):
         assert not complaint_of("caption", "--pretrained", run, *photos, *flags, *given), given
-        order = "from left to right" if given else "most confident tokens first"
+        order = "most confident tokens first" if "--select" in given else "from left to right"
         assert order in Path("c.html").read_text()
         Path("c.jsonl").unlink()
     model = open_clip_mdc.load("mix")
-    assert model.caption(photos, sampler="beam", num_beams=2) != model.caption(photos)
+    assert model.caption(photos, sampler="beam") == model.caption(photos, num_beams=6) == model.caption(photos)
+    assert model.caption(photos, length="auto") != model.caption(photos)
     with pytest.raises(ValueError, match="num_beams is not supported"):
-        model.caption(photos, num_beams=2)
+        model.caption(photos, num_beams=2, length=6)
 
 
 def test_the_flags_of_the_benchmark_choose_the_way():
     cfg = CaptionCfg(objective="mix", autoregressive_share=0.25)
-    assert decoding_options(None, Flags(sampler="beam"), cfg) == {"length": "auto", "num_beams": 6, "sampler": "beam"}
-    assert decoding_options(None, Flags(), cfg) == {"length": 15, "tokens_per_step": 1}
+    searched = {"length": "auto", "num_beams": 6, "sampler": "beam"}
+    assert decoding_options(None, Flags(), cfg) == decoding_options(None, Flags(sampler="beam"), cfg) == searched
+    assert decoding_options(None, Flags(tokens_per_step=2), cfg) == {"length": 15, "tokens_per_step": 2}
+    assert decoding_options(None, Flags(caption_length="auto"), cfg) == {"length": "auto", "tokens_per_step": 1}
     assert scoring_options(None, Flags(scorer="autoregressive"), cfg) == {"method": "autoregressive", "alpha": 1.0}
     with pytest.raises(ValueError, match="read from left to right"):
         decoding_options(None, Flags(sampler="beam"), CaptionCfg())

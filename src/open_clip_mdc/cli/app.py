@@ -27,7 +27,6 @@ from PIL import Image
 from ..data.images import open_image
 from ..data.paths import find_images
 from ..decoding.attention_maps import light, word_maps
-from ..decoding.lengths import default_length
 from ..decoding.options import readable
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, describe_captions
@@ -63,7 +62,7 @@ class Demo(NamedTuple):
         if len(text or "") > CHARACTERS:
             raise ValueError(f"give at most {CHARACTERS} characters")
         image, model = self._read(path), self.loaded.model
-        options = {"text": self.loaded.masked_text(text)} if text else {"length": default_length(model)}
+        options = {"text": self.loaded.masked_text(text)} if text else {}
         with self.loaded.autocast():
             decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
         row = describe_captions(decoded, self.loaded.tokenizer)[0]
@@ -80,7 +79,7 @@ class Demo(NamedTuple):
 
         With a null image, the row also has the blind (unconditional) and the debiased score.
         """
-        lines = [line.strip() for line in (sentences or "").splitlines() if line.strip()]
+        lines = list(filter(None, map(str.strip, (sentences or "").splitlines())))
         if not 0 < len(lines) <= SENTENCES or max(map(len, lines)) > CHARACTERS:
             raise ValueError(f"give 1 to {SENTENCES} sentences of at most {CHARACTERS} characters, one per line")
         image = self._read(path)
@@ -177,7 +176,7 @@ def build(demo: Demo):
     alone = {"concurrency_id": "model", "concurrency_limit": 1}  # word_maps hooks the model: one caption at a time
     header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
     with gr.Blocks(title="open_clip_mdc", analytics_enabled=False, delete_cache=(KEPT / 10, KEPT)) as page:
-        gr.Markdown("# open_clip_mdc\nDrop a photograph, and its caption appears, the most confident word first.")
+        gr.Markdown("# open_clip_mdc\nDrop a photograph, and its caption appears word by word.")
         with gr.Row():
             with gr.Column(scale=2, min_width=SIDE):
                 image = gr.Image(type="filepath", sources=["upload", "clipboard"], label="Photograph",

@@ -54,8 +54,8 @@ SETTINGS = ("length", "min_length", "tokens_per_step", "repeats", "sampler", "st
 
 
 def given_options(args: argparse.Namespace) -> dict:
-    names = (*SETTINGS, "samples", "select", *OF_CLIP)
-    return {name: value for name in names if (value := getattr(args, name)) not in (None, DEFAULTS.get(name))}
+    return {name: value for name in (*SETTINGS, "samples", "select", *OF_CLIP)
+            if (value := getattr(args, name)) not in (None, DEFAULTS.get(name))}
 
 
 def check(args: argparse.Namespace) -> None:
@@ -85,12 +85,14 @@ def decoding_options(args: argparse.Namespace, loaded: PretrainedCaptioner, path
     """
     model, blind = loaded.model, None
     causal = decoding.searches(given_options(args), model.objective)
+    if causal and not model.causal:
+        args.sampler = decoding.BEAM  # a length would ask for unmasking
     if args.text is None and args.length is None:
         args.length = "auto" if causal else default_length(model)
         if args.select and args.length == "auto" and model.objective.order == "any" and not causal:
             args.length = "top"  # auto would decode several lengths for each sample
-    names = decoding.SEARCH if causal else decoding.UNMASKING
-    options = decoding.readable({name: value for name, value in given_options(args).items() if name in names}, causal)
+    options = decoding.readable({name: value for name, value in given_options(args).items()
+                                 if name in (decoding.SEARCH if causal else decoding.UNMASKING)}, causal)
     args.repeats = options.get("repeats")
     if args.text:
         options["text"] = loaded.masked_text(args.text)
@@ -183,8 +185,7 @@ def run(args: argparse.Namespace) -> None:
     if clip:
         key |= {"clip": fingerprint(clip.model), "clip_scale": args.clip_scale, "clip_top_k": TOP_K,
                 "clip_rerank": args.clip_rerank}
-    part, rows = Path(f"{args.out}.part"), {}
-    names, cards, skipped = [], [], []
+    part, rows, names, cards, skipped = Path(f"{args.out}.part"), {}, [], [], []
     images = Images(paths, loaded.to_bytes, args.batch_size, args.limit, thumbnail=thumbnail if args.html else None,
                     other_transform=clip and clip.transform)
     for batch, rows in noted(part, key, images, args.workers,

@@ -25,8 +25,6 @@ OUTPUTS = {
     "export": {"out": FOLDER},
     "attention": {"out": PAGE},
     "vq": {"out": (".pt", ".pth")},
-    "app": {},
-    "list": {},
 }
 # The suffixes that a folder's name may not have. It may be called run-v1.5.
 OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() for suffix in suffixes} | {
@@ -132,7 +130,7 @@ def ready(args: argparse.Namespace) -> None:
     """Check every output of a command. If the file of a default name exists, `args` gets the next free name."""
     if getattr(args, "print", False):  # fetch --print writes nothing
         return
-    names = OUTPUTS[args.tool]
+    names = OUTPUTS.get(args.tool, ())
     given = {name: value for name in names if (value := getattr(args, name, None))}
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"

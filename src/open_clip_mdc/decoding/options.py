@@ -108,8 +108,9 @@ class Unmasking:
             raise OptionError(f"{{tokens_per_step}} is {k}: it must be 1 token or more, or a probability such as 0.9")
         if self.uncond is not None and self.guidance_scale == 1:
             raise OptionError("{uncond} changes nothing without a {guidance_scale} other than 1")
-        for name in (field.name for field in fields(self) if getattr(self, field.name) != field.default):
-            check_rule(name, self.sampler)
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                check_rule(field.name, self.sampler)
         check_samples(self.samples, self.select, self.draws, self.sampling)
 
     @property
@@ -163,6 +164,7 @@ class Search:
 UNMASKING, SEARCH = frozenset(Unmasking.__dataclass_fields__), frozenset(Search.__dataclass_fields__)
 OF_UNMASKING = UNMASKING - SEARCH | {"text", "clip_scale"}
 OF_SEARCH = SEARCH - UNMASKING
+CHOOSE_UNMASKING = OF_UNMASKING | {"sampler", "length", "samples"}  # in a model that learnt to search, too
 
 
 def check_rule(name: str, sampler: str) -> None:
@@ -175,15 +177,14 @@ def check_rule(name: str, sampler: str) -> None:
 def searches(given: Mapping, objective: "Objective | None") -> bool:
     """Return True if captions are searched from left to right, and False if they are unmasked.
 
-    A model of blocks, or one that learnt both, is asked by its sampler. None stands for a model of OpenCLIP, which is
-    searched. Raises OptionError if an option is for the other kind.
+    A model that learnt both (Mix) is searched unless you give a length, samples or an option of unmasking, and one of
+    blocks by the sampler "beam". None stands for a model of OpenCLIP. Raises OptionError for one of the other kind.
     """
     causal, sampler = objective is None or objective.order == "causal", given.get("sampler")
-    if sampler == BEAM and not causal:
-        if objective.order != "blocks" and "autoregressive" not in objective.scorers:
-            raise OptionError("{sampler} beam needs a model that learnt to read from left to right: ARC-, Mix-, or "
-                              "blocks such as -b4")
-        causal = True
+    both = not causal and "autoregressive" in objective.scorers
+    if sampler == BEAM and not (causal or both or objective.order == "blocks"):
+        raise OptionError("{sampler} beam needs a model that learnt to read from left to right (ARC-, Mix-, -b4)")
+    causal = causal or sampler == BEAM or both and given.keys().isdisjoint(CHOOSE_UNMASKING)
     if causal and sampler not in (None, BEAM):
         raise OptionError(f"{{sampler}} {sampler} is not supported by this model, which is autoregressive")
     for name in given:
@@ -222,8 +223,9 @@ def check_clip(given: Mapping) -> None:
 
 def readable(options: Mapping, causal: bool) -> dict:
     """Return options of `generate` for captions that people read: repeats are avoided, unless asked otherwise."""
-    reads = not causal and "repeats" in SAMPLERS[options.get("sampler", "confidence")].options
-    return {"repeats": "avoid", **options} if reads else dict(options)
+    if not causal and "repeats" in SAMPLERS[options.get("sampler", "confidence")].options:
+        return {"repeats": "avoid", **options}
+    return dict(options)
 
 
 def in_files(options: Mapping) -> dict:
