@@ -68,15 +68,11 @@ def model_card(model: Captioner, args: argparse.Namespace, destinations: list[st
         TEMPLATE).render(
         title=(args.push or args.out).rstrip("/").rpartition("/")[2],
         model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
-        causal=model.causal, whole=bool(model.objective.scorers), folder=args.push or Path(args.out).name,
-        scheme="hf-hub" if args.push else "local-dir",
-        local=not args.push, destinations=destinations, size=" x ".join(map(str, model.visual.image_size)),
+        model=model, folder=args.push or Path(args.out).name,
+        scheme="hf-hub" if args.push else "local-dir", local=not args.push, destinations=destinations,
         layout=map_layout(model.visual), normalised=getattr(model.visual, "has_last_norm", True),
-        width=model.tower.width, patches=patches, context=model.context_length,
-        parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
-        open_clip_version=metadata.version("open_clip_torch"),
+        patches=patches, parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
+        open_clip_version=metadata.version("open_clip_torch"), about=args.about and read_text(args.about),
         licences=", ".join(f"`{name}`" for name in licences),
-        flags=markdown_table(["flag", "value"], [[f"`{flag(k)}`", f"`{v}`"] for k, v in flags.items()])
-        if flags else "",
-        about=read_text(args.about) if args.about else "",
-        results=markdown_table(["data set", "task", "metric", "value"], rows) if rows else "")
+        flags=flags and markdown_table(["flag", "value"], [[f"`{flag(k)}`", f"`{v}`"] for k, v in flags.items()]),
+        results=rows and markdown_table(["data set", "task", "metric", "value"], rows))

@@ -199,11 +199,15 @@ def new_folder(out: str | Path) -> Iterator[Path]:
     out = Path(out).resolve()
     there = out.is_dir()  # it is filled at the end, as a mount point could not be replaced
     of_others = (f".{out.name}.", "lost+found")  # of a run that was killed, and of the file system
-    if out.exists() and not (there and all(path.name.startswith(of_others) for path in out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
+
+    def check() -> None:
+        if out.exists() and not (there and all(path.name.startswith(of_others) for path in out.iterdir())):
+            raise ValueError(f"{out} exists and is not an empty folder: remove it or choose another --out")
+    check()
     out.parent.mkdir(parents=True, exist_ok=True)
     with _partial(out / out.name if there else out, folder=True) as partial:
         yield partial
+        check()  # another process may have filled it meanwhile
         for path in sorted(partial.iterdir()) if there else ():
             os.replace(path, out / path.name)
         if not there:

@@ -33,7 +33,7 @@ def attention_weights(query: Tensor, key: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def word_maps(model: Captioner, image: Tensor, decoded: Decoded) -> list[WordMaps]:
-    """Return each image's maps. `decoded` is `model.generate(image [B, 3, height, width], return_trace=True)`."""
+    """Return each image's maps. `decoded` is `model.generate(image [B, 3, H, W], return_trace=True)`, no beam."""
     model.check_attention()
     lengths = caption_lengths(decoded.text, model.vocab_size).tolist()
     image_embs = model.encode_image_tokens(image)
