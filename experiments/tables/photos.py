@@ -26,6 +26,7 @@ MODELS = BETWEEN | {"blocks of 2 to 8": "MDC-{}-b2-4-8"}
 # Rows of `tries`: a row of MODELS, which may start as ARC, and how it captions. All take the same number of steps.
 TRIES = {**{f"blocks of {sizes}": (f"blocks of {sizes}", LONG_BEAM) for sizes in (2, 8, "2 to 8")},
          **{row: (row, LONG_BEAM) for row in ("Mix 25", "Mix", "Mix 75")},
+         "Mix, unmasked": ("Mix", RECIPES["MDC"][-1]),
          "Mix, consensus": ("Mix", (*BEAM, "--temperature", "0.5", "--samples", "8", "--select", "consensus")),
          **{f"{row} after ARC": (row, RECIPES[row][-1]) for row in ("MDC", "Mix", "blocks of 4")}}
 CHOSEN_BY = "CIDEr"

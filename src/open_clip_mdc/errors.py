@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import TypeVar
 
 MOST = 2**32 - 1  # for whole numbers, as for seeds
+LARGEST = 1e6  # its product with any log-probability is finite in float32
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Parsed = TypeVar("Parsed")
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
@@ -48,9 +49,9 @@ def number_from(lowest: int) -> Callable[[str], int]:
 
 
 def finite(value: str) -> float:
-    """Parse the value of a flag that takes finite numbers."""
-    if not math.isfinite(float(value)):
-        raise argparse.ArgumentTypeError(f"{value} should be a finite number")
+    """Parse the value of a flag whose product with a log-likelihood must be finite."""
+    if not abs(float(value)) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{value} should be a number from -1e6 to 1e6")
     return float(value)
 
 
@@ -86,8 +87,8 @@ def check_numbers(given: Mapping) -> None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {value!r}: it must be {what}")
-        if name in NUMBERS and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}: it must be finite")
+        if name in NUMBERS and not abs(value) <= LARGEST:
+            raise ValueError(f"{name} is {value}: it must be a number from -1e6 to 1e6")
         if value < WHOLE.get(name, -math.inf):
             raise ValueError(f"{name} is {value}: it must be {WHOLE[name]} or more")
 

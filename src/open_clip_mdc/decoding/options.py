@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import OptionError, plural
+from ..errors import LARGEST, OptionError, plural
 from .rules import LENGTHS, SAMPLERS
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ BEAM = "beam"  # the sampler that searches from left to right
 MASKS = re.compile(r"(?:[\[<［＜]|&lt;)\s*mask\s*(?:[\]>］＞]|&gt;)", re.IGNORECASE)  # how people write [MASK]
 NULL_IMAGES = 256  # images whose mean is the null image
 MIN_NULL_IMAGES = 32  # the mean of fewer still shows what is in them
-LARGEST_SCALE = 1e6  # its product with any log-probability is finite in float32
 COLDEST = 1e-6  # smallest temperature. Any logits can be divided by it
 # Files keep the names that options and their values had when the first of them was written.
 IN_FILES = {"uncond": "guidance_weak", "null_image": "blind", "masked_image": "masked", "top": "likely"}
@@ -42,7 +41,7 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 def check_scale(name: str, value: float) -> None:
     """Raise OptionError if a guidance scale (classifier-free or CLIP's) would make logits infinite or NaN."""
-    if not abs(value) <= LARGEST_SCALE:  # also refuses NaN
+    if not abs(value) <= LARGEST:  # also refuses NaN
         raise OptionError(f"{{{name}}} is {value}: it must be a number from -1e6 to 1e6")
 
 
