@@ -87,8 +87,9 @@ def test_what_a_mix_cannot_do_is_refused_in_one_line(here):
         run_folder(here / folder, name)
     photos = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     left, any_order = "from left to right", "most confident tokens first"
-    for order, run, *given in ((left, "mix"), (left, "mix", "--min-length", "3"), (
-            left, "arc", "--sampler", "beam"), (any_order, "mix", "--samples", "2", "--select", "consensus")):
+    for order, run, *given in ((left, "mix", "--min-length", "3"), (left, "arc", "--sampler", "beam"),
+                               (any_order, "mix", "--samples", "2", "--select", "consensus"),
+                               (any_order, "mix", "--sampler", "confidence")):
         assert not complaint_of("caption", "--pretrained", run, "--out", "c.jsonl", "--html", "c.html", *photos, *given)
         assert order in Path("c.html").read_text()
         Path("c.jsonl").unlink()

@@ -120,7 +120,8 @@ def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str |
     weak = (args.uncond or loaded.model.caption_cfg.default_uncond) if decoding.guides(given_options(args)) else None
     drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral" or weak == "masked_image"
     return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
-            **decoding.in_files({name: getattr(args, name) for name in SETTINGS}),
+            **decoding.in_files({name: getattr(args, name) for name in SETTINGS} |
+                                {"sampler": args.sampler or "confidence"}),
             **({"batch_size": args.batch_size} if drawn else {}),  # a batch draws from one generator
             **({"samples": args.samples, "select": args.select} if args.select else {})}
 

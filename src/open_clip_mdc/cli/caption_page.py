@@ -33,7 +33,7 @@ def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
 def page_facts(args: argparse.Namespace, given: Mapping, causal: bool, images: int, clip_texts: float) -> dict:
     """Return what a page says above its captions. `given` has the options of decoding that are not the default."""
     order = ("draws" if args.temperature else "searches by beam") + " from left to right" if causal else \
-        SAMPLERS[args.sampler].help
+        SAMPLERS[args.sampler or "confidence"].help
     facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images), "Order": order}
     for name, value in given.items():
         rule = f" ({LENGTHS[value].help})" if name == "length" and value in LENGTHS and not causal else ""

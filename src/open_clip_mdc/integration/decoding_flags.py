@@ -13,8 +13,7 @@ from ..decoding.rules import LENGTHS, SAMPLERS
 from ..errors import finite, number_from
 
 OF_CLIP = ("clip", "clip_scale", "clip_rerank")
-DEFAULTS = {"temperature": 0.0, "sampler": "confidence", "guidance_scale": 1.0, "clip_scale": 0.0,
-            "clip_rerank": 1, "samples": 1, "seed": 0}
+DEFAULTS = {"temperature": 0.0, "guidance_scale": 1.0, "clip_scale": 0.0, "clip_rerank": 1, "samples": 1, "seed": 0}
 # A sampler has none, as a plug-in may add one after the flags are read.
 CHOICES = {"repeats": REPEATS, "select": SELECT, "uncond": UNCOND}
 
