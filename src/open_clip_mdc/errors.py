@@ -87,8 +87,8 @@ def check_numbers(given: Mapping) -> None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {value!r}: it must be {what}")
-        if name in NUMBERS and not abs(value) <= LARGEST:
-            raise ValueError(f"{name} is {value}: it must be a number from -1e6 to 1e6")
+        if name in NUMBERS and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}: it must be finite")
         if value < WHOLE.get(name, -math.inf):
             raise ValueError(f"{name} is {value}: it must be {WHOLE[name]} or more")
 
@@ -166,6 +166,12 @@ class OptionError(ValueError):
     def __init__(self, message: str):
         super().__init__(re.sub(r"{(\w+)}", r"\1", message))
         self.message = message
+
+
+def check_scale(name: str, value: float) -> None:
+    """Raise OptionError if a scale of guidance, or the alpha of scores, would make logits infinite or NaN."""
+    if not abs(value) <= LARGEST:  # also refuses NaN
+        raise OptionError(f"{{{name}}} is {value}: it must be a number from -1e6 to 1e6")
 
 
 def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], style: str = "-") -> str:

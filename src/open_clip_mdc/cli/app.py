@@ -64,7 +64,7 @@ class Demo(NamedTuple):
         image, model = self._read(path), self.loaded.model
         options = {"text": self.loaded.masked_text(text)} if text else {}
         with self.loaded.autocast():
-            decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
+            decoded = model.generate(image, return_trace=True, **readable(options, model.causal))  # a Mix unmasks
         row = describe_captions(decoded, self.loaded.tokenizer)[0]
         seen = self.loaded.pil_image(image[0])
         steps = render_page("Steps", {}, legend(), [CARDS.captioned_grid({**row, "image": ""})], [], "app.css.jinja")

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         if not batch.new:
             continue
         image = batch.image.to(loaded.device)
-        decoded = model.generate(image, return_trace=True, **readable(options, model.causal))
+        decoded = model.generate(image, return_trace=True, **readable(options, model.causal))  # a Mix unmasks
         names += batch.new
         rows += describe_captions(decoded, loaded.tokenizer)
         images += [thumbnail(loaded.pil_image(x)) for x in batch.image]

@@ -118,11 +118,11 @@ def sampling_of(args: argparse.Namespace, names: list[str], device: str) -> deco
 def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str | None) -> dict:
     """Return what a resumed run must share, by the names that journals and tables have."""
     weak = (args.uncond or loaded.model.caption_cfg.default_uncond) if decoding.guides(given_options(args)) else None
-    drawn = args.temperature or args.length == "sample" or args.sampler == "ancestral" or weak == "masked_image"
     return {"model": fingerprint(loaded.model), "precision": loaded.precision, "blind": blind,
             **decoding.in_files({name: getattr(args, name) for name in SETTINGS} |
                                 {"sampler": args.sampler or "confidence"}),
-            **({"batch_size": args.batch_size} if drawn else {}),  # a batch draws from one generator
+            **({"batch_size": args.batch_size} if args.temperature or args.length == "sample" or
+               args.sampler == "ancestral" or weak == "masked_image" else {}),  # a batch draws from one generator
             **({"samples": args.samples, "select": args.select} if args.select else {})}
 
 

@@ -70,7 +70,8 @@ def unmask_images(model: Captioner, image: Tensor, text: Tensor | None = None, o
     vocab_size, longest = model.vocab_size, model.context_length - 2
     in_blocks = model.objective.order == "blocks"
     if text is None and not in_blocks:
-        options = replace(options, length=default_length(model)) if options.length is None else options
+        if options.length is None:
+            options = replace(options, length=default_length(model))
         options.check_length(longest, model.length_head is not None)
     elif text is not None and len(text) not in (1, len(image)):
         raise ValueError(f"there are {len(image)} images, but {len(text)} texts to fill in; "

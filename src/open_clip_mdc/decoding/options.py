@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import LARGEST, OptionError, plural
+from ..errors import OptionError, check_scale, plural
 from .rules import LENGTHS, SAMPLERS
 
 if TYPE_CHECKING:
@@ -37,12 +37,6 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise OptionError unless `value` is one of the choices."""
     if value not in choices:
         raise OptionError(f"{{{name}}} is {value!r}: it must be {' or '.join(map(repr, choices))}")
-
-
-def check_scale(name: str, value: float) -> None:
-    """Raise OptionError if a guidance scale (classifier-free or CLIP's) would make logits infinite or NaN."""
-    if not abs(value) <= LARGEST:  # also refuses NaN
-        raise OptionError(f"{{{name}}} is {value}: it must be a number from -1e6 to 1e6")
 
 
 class Sampling(NamedTuple):

@@ -27,7 +27,7 @@ from ..decoding.confidence import tokenize_with_masks
 from ..decoding.generate import OF_UNMASK_IMAGES, generate
 from ..decoding.options import Sampling, Search, Unmasking
 from ..decoding.sampling import Decoded
-from ..errors import check_numbers, check_options
+from ..errors import check_numbers, check_options, check_scale
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner
 from ..models.precision import in_eval_mode
@@ -227,6 +227,7 @@ class PretrainedCaptioner:
         Raises ValueError if a caption is longer than the context, or if there are too few images for the null image.
         """
         check_numbers({"batch_size": batch_size, "alpha": alpha, **options})
+        check_scale("alpha", alpha or 0)
         known = names_of(scoring.log_likelihood, scoring.Scoring, PretrainedCaptioner.score) - {"blind"}
         check_options("score", options, known)
         if kind not in SCORES:

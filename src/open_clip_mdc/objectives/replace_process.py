@@ -25,10 +25,8 @@ from ..text.special_tokens import mask_id
 
 # keep and mask at t = 1 and t = T, linear between. "code" has the numbers of VQ-Diffusion's code, which replace 1e-6 of
 # the tokens. "replace" has those of its paper, which replace 10 %.
-PRESETS = {
-    "code": ((0.99999, 9e-6), (9e-6, 0.99999)),
-    "replace": ((0.99999, 0.0), (9e-6, 0.9)),
-}
+PRESETS = {"code": ((0.99999, 9e-6), (9e-6, 0.99999)),
+           "replace": ((0.99999, 0.0), (9e-6, 0.9))}
 
 
 class Schedule(NamedTuple):
