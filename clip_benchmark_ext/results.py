@@ -23,9 +23,10 @@ from open_clip_mdc.environment import made
 from open_clip_mdc.integration.configs import FOLDER
 from open_clip_mdc.integration.runs import PHOTO, find
 
-from .flags import Flags, filled
+from .flags import DEFAULTS, Flags, filled
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
+USUAL = {"split": "test", "fewshot_k": -1, "seed": 0}  # clip_benchmark's, which its own names of files leave out
 OF_EVERY_TASK = ("dataset_root", "split", "model_type")
 
 
@@ -53,8 +54,9 @@ def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner
         template = template.removesuffix(".json")
         if captioner:
             template = template.replace("{pretrained}", "{pretrained_full_path}")
-        for name in names:
-            if (value := getattr(flags, name)) != getattr(Flags(), name):
+        asked = vars(args) | flags._asdict()
+        for name, usual in ({name: DEFAULTS[name] for name in names} | USUAL).items():
+            if (value := asked[name]) != usual:
                 template += f"_{name}-" + re.sub(r"[^\w.-]+", "_", str(value))
         template += ".json"
     return Path(file_name(template, args))

@@ -14,6 +14,7 @@ from models import Loaded, fail, labelled_webdataset, order_data, save_clip
 
 from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
+from clip_benchmark_ext.flags import Flags
 from clip_benchmark_ext.models import resolve
 from open_clip_mdc.environment import commit
 
@@ -180,11 +181,14 @@ def test_numbers_that_are_none_are_null_with_a_reason(runs, data):
 def test_results_of_the_packaged_captioner_are_of_photo_wherever_it_is_installed(data):
     name, weights = resolve("mdc", "photo")
     args = Namespace(model=name, pretrained=weights, dataset="wds/tiny", task="linear_probe", language="en", amp=False,
-                     dataset_root=str(data), split="test", model_type="open_clip", device="cpu")
+                     dataset_root=str(data), split="test", model_type="open_clip", device="cpu", fewshot_k=-1, seed=3,
+                     output=results.DEFAULT_OUTPUT)
     about = results.describe(args, (), {}, {})
     assert Path(name.removeprefix("local-dir:")).is_absolute() and about["settings"]["weights_sha256"]
     assert about["model"] == about["pretrained"] == "photo"
     assert results.file_name("{pretrained_full_path}_{model}_{dataset}.json", args) == "photo_photo_tiny.json"
+    assert results.output_file(args, Flags(alpha=0.5), ("scorer", "alpha"), True) == Path(
+        "tiny_photo_photo_en_linear_probe_alpha-0.5_seed-3.json")
 
 
 # ---- a CLIP model's numbers are the official ones

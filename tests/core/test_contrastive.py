@@ -169,7 +169,9 @@ def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_
     first = contrastive_losses(tmp_path, "whole")[:2]  # the process keeps logging
     assert first == pytest.approx(contrastive_losses(tmp_path, "parts")[:2], abs=1e-4) and first[0] > math.log(24)
     bias = weights(tmp_path, 1, "siglip")["logit_bias"]
-    assert bias != -10 and open_clip_mdc.load(tmp_path / "siglip").model.logit_bias == bias
+    loaded = open_clip_mdc.load(tmp_path / "siglip")
+    assert bias != -10 and loaded.model.logit_bias == bias
+    assert torch.equal(loaded.encode_text([["red"], ["blue"]]), loaded.encode_text(["red", "blue"]))
 
 
 def contrastive_losses(logs, name="run") -> list[float]:

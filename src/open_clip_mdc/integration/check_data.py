@@ -132,6 +132,9 @@ def check_shards(path: str, args, is_train: bool) -> None:
                          "processes, each with its own: give " + (f"--workers {most}, " if most else "") +
                          "more shards, or --dataset-resampled")
     if is_train:
+        if not args.train_num_samples and len({os.path.dirname(shard) for shard in shards}) > 1:
+            raise ValueError("OpenCLIP counts the pairs of several folders by the sizes.json of the first: give "
+                             "--train-num-samples")
         try:
             pairs = int(args.train_num_samples or get_dataset_size(path)[0] or 0)
         except (ValueError, TypeError, LookupError, RecursionError) as problem:

@@ -123,7 +123,7 @@ class PretrainedCaptioner:
         """
         if not hasattr(self.model, "encode_text"):
             raise ValueError("this captioner has no text embeddings: train one whose name ends in -contrastive")
-        text = tokenize_whole(as_captions(captions)[0], self.tokenizer, self.model.context_length)
+        text = tokenize_whole(sum(as_captions(captions), []), self.tokenizer, self.model.context_length)
         with torch.no_grad(), self.autocast():
             return self.model.encode_text(text.to(self.device), normalize).float().cpu()
 
