@@ -307,6 +307,12 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
+def photos(here) -> list[str]:
+    """Three pictures in the working directory."""
+    return [picture(here / f"{number}.png", number, 32) for number in range(3)]
+
+
+@pytest.fixture
 def clip_benchmark(tmp_path, monkeypatch):
     """Run the command in this process and in an empty folder. Replaced attributes are restored afterwards."""
     monkeypatch.chdir(tmp_path)

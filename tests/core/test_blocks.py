@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, complaint_of, images, picture, run_folder, seeded, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, run_folder, seeded, tiny_captioner
 
 from open_clip_mdc.objectives.blocks import two_streams
 from open_clip_mdc.text.packing import NoisedCaptions, Sight, pack, sees
@@ -292,17 +292,16 @@ def test_samples_and_guidance_are_those_of_each_image():
     assert drawn.shape[0] == 15 and len({tuple(row.tolist()) for row in drawn}) > 10
 
 
-def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(here):
+def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(here, photos):
     run_folder(here / "run", "MDC-ViT-Ti-8-b4")
-    images = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     Path("captions.txt").write_text("a star\na red circle left of a blue square\nred\n")
     for flags in ((), ("--length", "6", "--tokens-per-step", "2"),
                   ("--samples", "3", "--select", "consensus", "--temperature", "0.7"),
                   ("--text", "a [MASK] star"), ("--sampler", "beam", "--length", "6", "--min-length", "2")):
-        assert not complaint_of("caption", "--pretrained", "run", *images, "--out", "c.jsonl", *flags), flags
+        assert not complaint_of("caption", "--pretrained", "run", *photos, "--out", "c.jsonl", *flags), flags
         assert len(Path("c.jsonl").read_text().splitlines()) == 3
         Path("c.jsonl").unlink()
-    assert not complaint_of("score", "--pretrained", "run", "--images", *images, "--captions", "captions.txt",
+    assert not complaint_of("score", "--pretrained", "run", "--images", *photos, "--captions", "captions.txt",
                             "--plain", "--out", "s.jsonl", "--workers", "0")
     with pytest.raises(ValueError, match="block by block"):
         blocks(4).logits(torch.zeros(1, 3, 32, 32), captions([5]))

@@ -5,7 +5,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import captions, complaint_of, images, picture, read_json, run, seeded, tiny_captioner, write_json
+from conftest import captions, complaint_of, images, read_json, run, seeded, tiny_captioner, write_json
 from training import equal, losses, open_clip_train, weights
 
 import open_clip_mdc
@@ -84,7 +84,7 @@ def test_the_probabilities_of_all_captions_add_up_to_one():
     assert best.tolist() == [row[:best.shape[1]].tolist() for row in text[found.log_likelihood.argmax(1)]]
 
 
-def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes, csv, here):
+def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes, csv, here, photos):
     """With OpenCLIP's default precision and a worker."""
     flags = ("--batch-size", "12", "--epochs", "2", "--val-data", csv, "--precision", "amp")
     open_clip_train(*flags, data=csv, logs=here, model=MODEL, workers="1")
@@ -94,7 +94,6 @@ def test_it_trains_by_the_command_resumes_to_the_bit_and_serves_all_tools(scenes
                     workers="1", name="resumed")
     assert equal(weights(here, 2), weights(here, 2, "resumed"))
     Path("said.txt").write_text("a red circle\na blue square\na red star\n")
-    photos = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     for number, given in enumerate(((), ("--min-length", "3"), ("--temperature", "1", "--top-k", "5"))):
         assert not complaint_of("caption", *photos, "--pretrained", "run", "--out", f"{number}.jsonl", *given)
         assert len(Path(f"{number}.jsonl").read_text().splitlines()) == 3

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, complaint_of, images, picture, run_folder, seeded, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, run_folder, seeded, tiny_captioner
 
 import open_clip_mdc
 from clip_benchmark_ext.flags import Flags, decoding_options, scoring_options
@@ -77,7 +77,7 @@ def test_it_captions_and_scores_both_ways():
     assert torch.equal(mix.log_likelihood(image, text), mdc.log_likelihood(image, text))
 
 
-def test_what_a_mix_cannot_do_is_refused_in_one_line(here):
+def test_what_a_mix_cannot_do_is_refused_in_one_line(here, photos):
     with pytest.raises(ValueError, match=r"autoregressive_share is 0.25: .* 0 for any other"):
         CaptionCfg(autoregressive_share=0.25)
     with pytest.raises(ValueError, match="it must be 0 to 1"):
@@ -85,7 +85,6 @@ def test_what_a_mix_cannot_do_is_refused_in_one_line(here):
     assert [cfg["autoregressive_share"] for _, cfg in readings("Mix-ViT-Ti-8-arc12.5")] == [0.125]
     for folder, name in (("mix", "Mix-ViT-Ti-8-arc25"), ("arc", "ARC-ViT-Ti-8")):
         run_folder(here / folder, name)
-    photos = [picture(here / f"{number}.png", number, 32) for number in range(3)]
     for order, ways in (("from left to right", ("mix", "mix --min-length 3", "arc --sampler beam",
                                                 "mix --sampler beam --temperature 1 --samples 2 --select consensus")),
                         ("most confident tokens first", ("mix --samples 2 --select consensus",

@@ -4,7 +4,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from conftest import complaint_of, made_images, make_image, run_folder
+from conftest import complaint_of, made_images, make_image, picture, run_folder
 from PIL import Image
 
 import open_clip_mdc
@@ -107,9 +107,8 @@ def test_scores_are_the_log_likelihoods(model):
 @pytest.fixture(scope="module")
 def many(folder):
     """A folder of 40 images."""
-    (folder / "many").mkdir()
     for i in range(40):
-        make_image(i).save(folder / "many" / f"{i:02d}.png")
+        picture(folder / "many" / f"{i:02d}.png", i)
     return folder / "many"
 
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from conftest import REPO, make_image, run
+from conftest import REPO, picture, run
 from training import MAIN, TORCHRUN, equal, losses, train_flags, weights
 
 from open_clip_mdc import train
@@ -20,7 +20,7 @@ def csv(tmp_path_factory):
     folder = tmp_path_factory.mktemp("csv")
     rows = ["filepath\ttitle"]
     for i in range(48):
-        make_image(i).save(folder / f"{i}.png")
+        picture(folder / f"{i}.png", i)
         rows.append(f"{folder}/{i}.png\ta red circle" + " above a blue square" * (i % 3))
     (folder / "train.csv").write_text("\n".join(rows))
     return folder / "train.csv"

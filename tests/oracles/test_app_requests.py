@@ -8,7 +8,7 @@ import zlib
 from contextlib import contextmanager
 
 import pytest
-from conftest import make_image, png, run_folder, wait_for
+from conftest import make_image, picture, png, run_folder, wait_for
 
 import open_clip_mdc
 from open_clip_mdc.cli import app
@@ -109,7 +109,7 @@ def test_only_an_upload_is_opened_whatever_the_request_says_of_its_path(port, tm
 
 
 def test_no_route_tells_whether_a_file_of_the_machine_exists(port, tmp_path):
-    make_image(5).save(tmp_path / "secret.png")
+    picture(tmp_path / "secret.png", 5)
     for route in "/gradio_api/file={}", "/gradio_api/file/{}", "/file={}", "/gradio_api/proxy={}", "/static/{}":
         there, absent = (Answer(port, "GET", route.format(tmp_path / name)) for name in ("secret.png", "absent.png"))
         assert there.status == absent.status >= 400 and there.text == absent.text.replace("absent", "secret")

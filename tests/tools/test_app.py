@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import requests
 import torch
-from conftest import BROWSER, complaint_of, make_image, needs_browser, run_folder
+from conftest import BROWSER, complaint_of, make_image, needs_browser, picture, run_folder
 from PIL import Image
 
 import open_clip_mdc
@@ -21,7 +21,7 @@ SHOWN = "text => document.querySelector('#caption textarea')?.value == text"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("app")
-    make_image(3).save(folder / "photo.png")
+    picture(folder / "photo.png", 3)
     (folder / "odd.png").write_bytes(b"\x89PNG no image")
     (folder / "secret.txt").write_text("a secret")
     return folder

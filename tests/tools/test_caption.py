@@ -15,7 +15,7 @@ import open_clip
 import pytest
 import torch
 from caption_files import NAMES, PATHS, Page, lines, run, scene
-from conftest import make_image, run_folder, saved, write_json, write_tar
+from conftest import picture, run_folder, saved, write_json, write_tar
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
@@ -137,8 +137,7 @@ def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model
 
 
 def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path, monkeypatch):
-    (tmp_path / "page").mkdir()
-    make_image(3).save(tmp_path / "page" / "in.png")
+    picture(tmp_path / "page" / "in.png", 3)
     (tmp_path / "bad.png").write_bytes(b"no image")
     images = [tmp_path / name for name in ("x1.png", "page/in.png", "5.tar", "bad.png")]
     run("--pretrained", runs / "mdc" / "checkpoints" / "epoch_1.pt", *images, "--length", "3", "--out",
@@ -294,7 +293,7 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
 
 
 def test_a_caption_waits_for_no_code_of_training_or_of_tables(runs, tmp_path):
-    make_image(0).save(tmp_path / "photo.png")
+    picture(tmp_path / "photo.png", 0)
     code = "import sys\nfrom open_clip_mdc.cli import main\nmain(sys.argv[1:])\nprint('modules', *sys.modules)"
     said = subprocess.run([sys.executable, "-c", code, "caption", "photo.png", "--pretrained", runs / "mdc", "--length",
                            "4", "--workers", "0", "--out", "x.jsonl"], cwd=tmp_path, capture_output=True, text=True)

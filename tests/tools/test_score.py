@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, json_lines, make_image, run_folder
+from conftest import complaint_of, json_lines, picture, run_folder
 from PIL import Image
 
 from open_clip_mdc.cli.score import read_captions
@@ -21,9 +21,8 @@ def place(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("score")
     run_folder(folder / "run", request.param)
     for name, count in (("many", 40), ("few", 5)):
-        (folder / name).mkdir()
         for i in range(count):
-            make_image(i, 32).save(folder / name / f"{i:02d}.png")
+            picture(folder / name / f"{i:02d}.png", i, 32)
     (folder / "captions.txt").write_text("\n".join(CAPTIONS) + "\n\n")
     return folder
 
