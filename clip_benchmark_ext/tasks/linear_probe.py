@@ -10,8 +10,10 @@ Dimensions: N images, D width, C classes.
 import itertools
 import json
 import os
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,10 +33,20 @@ from ..features import Rows, cache_key, cached_features, default_feature, extrac
 from ..metrics.classes import UNSURE, average_precisions, by_class, map_11_points, named
 
 
+class Settings(NamedTuple):
+    """How a linear classifier is trained."""
+
+    batch_size: int
+    lr: float
+    epochs: int
+    seed: int
+    device: str  # "cpu" or "cuda"
+    amp: bool
+
+
 def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
-             fewshot_k: int, batch_size: int, lr: float, epochs: int, seed: int, device: str | torch.device,
-             normalize: bool = True, amp: bool = True, val_proportion: float | None = None, verbose: bool = False,
-             save_probe: str | None = None, note: str = "") -> dict:
+             fewshot_k: int, settings: Settings, normalize: bool = True, val_proportion: float | None = None,
+             verbose: bool = False, save_probe: str | None = None, note: str = "") -> dict:
     """Train a linear classifier on a model's image features and measure it on the test split.
 
     Args:
@@ -48,9 +60,9 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     items with 1 for each test image that is classified correctly, and `of_classes`, a row for each class. With several
     classes of an image it returns lp_map_11_points in place of the former.
     """
-    if fewshot_k == 0 or epochs < 1:
-        raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {epochs}: give -1 or at least 1 for fewshot_k, and "
-                         "at least 1 for epochs")
+    if fewshot_k == 0 or settings.epochs < 1:
+        raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {settings.epochs}: give -1 or at least 1 for "
+                         "fewshot_k, and at least 1 for epochs")
     if val_proportion is not None and ("val" in loaders or not 0 < val_proportion < 1):
         raise ValueError(f"val_proportion is {val_proportion}: give a share between 0 and 1, and no val_split")
     if save_probe is not None:
@@ -58,7 +70,7 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
 
     feature = feature or default_feature(model)
     rng_state = torch.get_rng_state()
-    data = _load_splits(model, loaders, feature, normalize, amp, device, feature_root, note)
+    data = _load_splits(model, loaders, feature, normalize, settings, feature_root, note)
     torch.set_rng_state(rng_state)
     # Draw the split and then a seed per loader, as clip_benchmark does before it orders the training rows, whether
     # features were cached or not.
@@ -69,8 +81,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
             rows = torch.tensor(part.indices)
             data[split] = Rows((features, rows)), targets[rows]
     torch.empty(len(data), dtype=torch.int64).random_()
-    probe, result = probe_features(data, fewshot_k, batch_size, lr, epochs, seed, device, amp, verbose,
-                                   getattr(loaders["test"].dataset, "classes", None))
+    names = getattr(loaders["test"].dataset, "classes", None)
+    probe, result = probe_features(data, fewshot_k, settings, verbose, names)
     result |= {"normalized": normalize, "feature": feature}
     if save_probe is not None:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in probe.state_dict().items()}
@@ -79,9 +91,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     return result
 
 
-def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int, batch_size: int, lr: float,
-                   epochs: int, seed: int, device: str | torch.device, amp: bool, verbose: bool = False,
-                   names: Sequence[str] | None = None) -> tuple[torch.nn.Linear, dict]:
+def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int, settings: Settings,
+                   verbose: bool = False, names: Sequence[str] | None = None) -> tuple[torch.nn.Linear, dict]:
     """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
     If an image may have several classes, targets are [N, C] of 1, 0 or UNSURE. With a split "val" the weight decay is
@@ -96,13 +107,13 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
     train_data = Rows((features, rows)), targets[rows]
     num_classes = targets.shape[1] if several else \
         1 + max(int(data[split][1].max()) for split in data if split != "test")
-    settings = dict(lr=lr, epochs=epochs, batch_size=batch_size, amp=amp, device=device, seed=seed)
 
     weight_decay = 0
     if "val" in data:
         def validation_accuracy(weight_decay: float) -> float:
-            probe = train(*train_data, num_classes, weight_decay, **settings)
-            acc1 = quality(predict(probe, data["val"][0], batch_size, amp, device), data["val"][1])
+            probe = train(*train_data, num_classes, weight_decay, settings)
+            features, targets = data["val"]
+            acc1 = quality(predict(probe, features, settings), targets)
             if verbose:
                 print(f"Valid accuracy with weight_decay {weight_decay}: {acc1}")
             return acc1
@@ -113,10 +124,10 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
             features, targets = zip(train_data, data["val"], strict=True)
             train_data = Rows(*((x, torch.arange(len(x))) for x in features)), torch.cat(targets)
 
-    probe = train(*train_data, num_classes, weight_decay, **settings)
+    probe = train(*train_data, num_classes, weight_decay, settings)
     features, targets = data["test"]
-    logits = predict(probe, features, batch_size, amp, device)
-    about = {"weight_decay": weight_decay, "epochs": epochs, "seed": seed, "fewshot_k": fewshot_k}
+    logits = predict(probe, features, settings)
+    about = {"weight_decay": weight_decay, "epochs": settings.epochs, "seed": settings.seed, "fewshot_k": fewshot_k}
     if several:
         of_classes = average_precisions(logits, targets, names)
         if verbose:
@@ -140,8 +151,9 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
     return probe, {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
-def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, amp: bool,
-                 device: str | torch.device, folder: str, note: str) -> dict[str, tuple[Tensor | Rows, Tensor]]:
+def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, settings: Settings,
+                 folder: str, note: str) -> dict[str, tuple[Tensor | Rows, Tensor]]:
+    device, amp = settings.device, settings.amp
     model.eval().to(device)
     encode = feature_fn(model, kind)
     scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
@@ -175,25 +187,25 @@ def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
     return order[classes.groupby(classes).head(fewshot_k).index.to_numpy()]
 
 
-def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_decay: float, lr: float, epochs: int,
-          batch_size: int, amp: bool, device: str | torch.device, seed: int) -> torch.nn.Linear:
+def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_decay: float,
+          settings: Settings) -> torch.nn.Linear:
     """Train a linear classifier of features [N, D] with AdamW and a cosine schedule from `lr` to 0, without warm-up.
 
     Weights and batches are drawn from torch's global generator, which is seeded here.
     """
+    batch_size, lr, epochs, seed, device, amp = settings
     torch.manual_seed(seed)
-    device = torch.device(device)
     probe = torch.nn.Linear(features.shape[1], num_classes).to(device)
-    optimizer = torch.optim.AdamW(probe.parameters(), lr=lr, weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(probe.parameters(), weight_decay=weight_decay)
     # Row numbers, not rows, as gathering by index is much faster than loading rows one by one.
-    batches = DataLoader(range(len(features)), batch_size=batch_size, shuffle=True)
+    batches = DataLoader(range(len(features)), batch_size, shuffle=True)
     steps = epochs * len(batches)
     row_batches = itertools.chain.from_iterable(itertools.repeat(batches, epochs))  # each pass shuffles anew
     progress = progress_bar(row_batches, f"probe, weight decay {weight_decay:.3g}", "step", total=steps, leave=False)
     for step, rows in enumerate(progress):
         optimizer.param_groups[0]["lr"] = 0.5 * (1 + float(np.cos(np.pi * step / steps))) * lr
         optimizer.zero_grad()
-        with torch.autocast(device.type, enabled=amp):
+        with torch.autocast(device, enabled=amp):
             logits = probe(features[rows].to(device, torch.float32))
             loss = loss_of(logits, targets[rows].to(device))
         loss.backward()
@@ -213,12 +225,10 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict(probe: torch.nn.Linear, features: Tensor | Rows, batch_size: int, amp: bool,
-            device: str | torch.device) -> Tensor:
-    device = torch.device(device)
-    with torch.autocast(device.type, enabled=amp):
-        return torch.cat([probe(features[rows].to(device, torch.float32)).float().cpu()
-                          for rows in torch.arange(len(features)).split(batch_size)])
+def predict(probe: torch.nn.Linear, features: Tensor | Rows, settings: Settings) -> Tensor:
+    with torch.autocast(settings.device, enabled=settings.amp):
+        return torch.cat([probe(features[rows].to(settings.device, torch.float32)).float().cpu()
+                          for rows in torch.arange(len(features)).split(settings.batch_size)])
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
@@ -260,9 +270,12 @@ def top_1_and_5(logits: Tensor, targets: Tensor, five: bool) -> list:
     return [acc1, acc5 if five else None]
 
 
+def settings_of(args: Namespace) -> Settings:
+    return Settings(args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, args.device, args.amp)
+
+
 def run(job: Job, batches: DataLoader) -> dict:
     args = job.args
     return evaluate(job.model, job.load_splits(batches), job.flags.feature, args.feature_root, args.fewshot_k,
-                    args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, **job.common,
-                    normalize=args.normalize, val_proportion=args.val_proportion, verbose=args.verbose,
-                    save_probe=args.save_clf, note=f"{args.model} {args.pretrained} {args.dataset}")
+                    settings_of(args), args.normalize, args.val_proportion, args.verbose, args.save_clf,
+                    f"{args.model} {args.pretrained} {args.dataset}")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
 from clip_benchmark_ext.tasks import linear_probe
-from clip_benchmark_ext.tasks.linear_probe import best_weight_decay, evaluate
+from clip_benchmark_ext.tasks.linear_probe import Settings, best_weight_decay, evaluate
 
 NUM_CLASSES, WIDTH = 8, 16
 
@@ -81,8 +81,8 @@ def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=
                                                                  amp=amp, verbose=True)))
         else:
             results.append(evaluate(Vectors(), loaders | ({"val": val_loader} if val else {}), "pooled",
-                                    str(tmp_path / name), fewshot_k, 64, 0.1, epochs, seed, "cpu",
-                                    normalize=normalize, amp=amp, verbose=True))
+                                    str(tmp_path / name), fewshot_k, Settings(64, 0.1, epochs, seed, "cpu", amp),
+                                    normalize=normalize, verbose=True))
     return results
 
 
@@ -111,7 +111,7 @@ def run(folder, fewshot_k=-1, seed=0, splits=(TRAIN, None, TEST), **keywords):
     train_loader, val_loader, test_loader = (loader(s) if isinstance(s, TensorDataset) else s for s in splits)
     loaders = {"train": train_loader, "val": val_loader, "test": test_loader}
     return evaluate(Vectors(), {split: one for split, one in loaders.items() if one is not None}, "pooled", str(folder),
-                    fewshot_k, 64, 0.1, 3, seed, "cpu", amp=False, **keywords)
+                    fewshot_k, Settings(64, 0.1, 3, seed, "cpu", False), **keywords)
 
 
 def test_few_shots_do_not_depend_on_whether_the_features_were_there(monkeypatch, tmp_path):

@@ -17,6 +17,7 @@ from clip_benchmark_ext import towers
 from clip_benchmark_ext.table import markdown, read_results
 from clip_benchmark_ext.tasks import heads, probe
 from clip_benchmark_ext.tasks.knn import knn_votes
+from clip_benchmark_ext.tasks.linear_probe import Settings
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.towers import patch_tokens, tower
 
@@ -80,7 +81,7 @@ def test_attention_finds_what_the_mean_over_patches_has_lost():
                 3e-3, 0.1, 20, 32, 0, "test")
     assert attentive(test).argmax(1).eq(targets).float().mean() > 0.95
     data = {"train": (tokens.mean(1), labels), "test": (test.mean(1), targets)}
-    assert probe.probe_features(data, -1, 32, 0.1, 20, 0, "cpu", False)[1]["lp_acc1"] < 0.65
+    assert probe.probe_features(data, -1, Settings(32, 0.1, 20, 0, "cpu", False))[1]["lp_acc1"] < 0.65
 
 
 TOWERS = [dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
