@@ -88,7 +88,7 @@ class Job(NamedTuple):
 
     def autocast(self) -> torch.autocast:
         """Return the context of all forward passes, which does nothing with --no_amp."""
-        return torch.autocast(torch.device(self.args.device).type, enabled=self.args.amp)
+        return torch.autocast(self.args.device, enabled=self.args.amp)
 
     def build(self, split: str, transform: Callable | None = None):
         """Return the data set, with the model's transform unless another is given."""

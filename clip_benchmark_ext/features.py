@@ -82,18 +82,16 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str | torch.device, amp: bool,
+def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str, amp: bool,
                      desc: str = "features", folder: str | None = None) -> tuple[Tensor, Tensor]:
     """Encode the (images, targets) batches of a loader: features [N, D] and targets [N], on the CPU.
 
     Each batch is encoded by one process. Both are in files of `folder` without a name, and are mapped into memory.
     Raises ValueError if the loader is empty, or a feature is not finite.
     """
-    device = torch.device(device)
-
     def encoded() -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         for i, (images, target) in own_batches(dataloader, desc):
-            with torch.autocast(device.type, enabled=amp):
+            with torch.autocast(device, enabled=amp):
                 batch = encode(images.to(device, non_blocking=True)).cpu()
             if not batch.isfinite().all():
                 raise ValueError(f"{desc}: the image encoder gave NaN or infinity" + ": try --no_amp" * amp)
@@ -137,8 +135,8 @@ class Rows:
         return found
 
 
-def cache_key(model: str, dataloader: Iterable, split: str, kind: str, normalize: bool,
-              device: str | torch.device, amp: bool) -> dict:  # `model` is its fingerprint
+def cache_key(model: str, dataloader: Iterable, split: str, kind: str, normalize: bool, device: str,
+              amp: bool) -> dict:  # `model` is its fingerprint
     return {"model": model, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
             "normalize": bool(normalize), "precision": precision(device, amp), "data": describe_data(dataloader)}
 

@@ -13,8 +13,6 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from open_clip_mdc.data.files import files_below, parse_json, sha256, write_json
 from open_clip_mdc.data.paths import is_shard
 from open_clip_mdc.data.shards import find_shards
@@ -31,7 +29,7 @@ OF_EVERY_TASK = ("dataset_root", "split", "model_type")
 
 
 def precision(device: str, amp: bool) -> str:
-    return f"autocast on {torch.device(device).type}" if amp else "that of the weights"
+    return f"autocast on {device}" if amp else "that of the weights"
 
 
 def shown(name: str) -> str:

@@ -66,7 +66,7 @@ class TokenCache:
         return self.part(number), int(row) - (self.ends[number - 1] if number else 0)
 
 
-def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str | torch.device, amp: bool,
+def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str, amp: bool,
          desc: str) -> TokenCache:
     """Return the cache of a key, after encoding the batches that it lacks.
 
@@ -84,7 +84,7 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
     for number, (images, targets) in own_batches(dataloader, desc):
         path = place / f"{number:08d}.safetensors"
         if not path.exists():
-            save_tensors(path, _encoded(encode, images, targets, torch.device(device), amp, desc))
+            save_tensors(path, _encoded(encode, images, targets, device, amp, desc))
         numbers.append((number, number))
     count = len(merge(numbers))
     if not count:
@@ -94,9 +94,9 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
 
 
 @torch.no_grad()
-def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], device: torch.device, amp: bool,
+def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], device: str, amp: bool,
              desc: str) -> dict[str, Tensor]:
-    with torch.autocast(device.type, enabled=amp):
+    with torch.autocast(device, enabled=amp):
         found = {name: x.cpu().contiguous() for name, x in encode(images.to(device, non_blocking=True)).items()}
     if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
         raise ValueError(f"{desc}: NaN or infinity in {', '.join(wrong)}" + ": try --no_amp" * amp)

@@ -75,7 +75,7 @@ def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> S
         pairs = zip(image_embs.split(images.shape[1]), text_embs.split([len(captions) for captions in texts]),
                     strict=True)
         scores = []
-        with torch.autocast(torch.device(device).type, enabled=False):  # as clip_benchmark multiplies outside of it
+        with torch.autocast(device, enabled=False):  # as clip_benchmark multiplies outside of it
             for image, text in pairs:
                 scores += per_case({"plain": image.float() @ text.float().t(), "upstream": image @ text.t()}, 1,
                                    len(image))
