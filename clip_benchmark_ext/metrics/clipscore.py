@@ -4,11 +4,12 @@ Published numbers use OpenAI's ViT-B/32, which is ViT-B-32-quickgelu here. Score
 
 Dimensions: N images with a candidate each, R references of an image, D width.
 """
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from open_clip_mdc.decoding.clip_guidance import TEXTS_PER_BATCH, Clip, encode_text
 from open_clip_mdc.integration import clip as clip_models
@@ -51,18 +52,26 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str, what: str) -> Te
 
 
 @torch.no_grad()
-def evaluate(clip: Clip, dataloader: Iterable, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
+def read_captioned(clip: Clip | None, dataloader: DataLoader, device: str,
+                   what: str) -> tuple[list[str], list[list[str]], Tensor | None]:
+    """Return ids and captions of all images, and with a CLIP model their embeddings [N, D], on every process."""
+    found = []
+    for i, batch in own_batches(dataloader, what):
+        ids, images, texts = read_batch(i, batch, dataloader)
+        found.append((i, (ids, texts, clip and clip.model.encode_image(images.to(device)).float().cpu())))
+    ids, texts, embs = zip(*merge(found), strict=True)
+    texts = [own for batch in texts for own in batch]
+    return unique_ids([i for batch in ids for i in batch]), texts, clip and torch.cat(embs)
+
+
+@torch.no_grad()
+def evaluate(clip: Clip, dataloader: DataLoader, captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
              device: str) -> dict[str, list[float]]:
     """Return CLIPScore and RefCLIPScore of each image, in the loader's order.
 
-    `captions` and `references` are by the ids of `read_batch`.
+    `captions` and `references` are by the ids of `read_captioned`.
     """
-    encoded = []
-    for i, batch in own_batches(dataloader, "CLIPScore, images"):
-        ids, images, _ = read_batch(i, batch, dataloader)
-        encoded.append((i, (ids, clip.model.encode_image(images.to(device)).float().cpu())))
-    ids, image_embs = zip(*merge(encoded), strict=True)
-    ids, image_embs = unique_ids([i for batch in ids for i in batch]), torch.cat(image_embs)
+    ids, _, image_embs = read_captioned(clip, dataloader, device, "CLIPScore, images")
     counts = [len(references[i]) for i in ids]
     texts = [captions[i] for i in ids] + [reference for i in ids for reference in references[i]]
     texts = encode_texts(clip, [PREFIX + text for text in texts], device, "CLIPScore, texts")

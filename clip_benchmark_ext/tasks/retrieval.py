@@ -34,11 +34,10 @@ from open_clip_mdc.likelihood.log_likelihood import SCORERS, decoder_passes, log
 from open_clip_mdc.models.precision import without_autocast
 from open_clip_mdc.text.special_tokens import not_whole
 
-from ..datasets.caption_data import read_batch, unique_ids
-from ..distributed import is_first, merge, own_batches
+from ..distributed import is_first, own_batches
 from ..evaluation_job import Job
 from ..features import cached_features, describe_data, feature_path
-from ..metrics.clipscore import encode_texts
+from ..metrics.clipscore import encode_texts, read_captioned
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from ..results import precision
 from ..resume import journals, resumed
@@ -52,19 +51,13 @@ MANY_CALLS = 10_000_000  # decoder passes from which a warning is given
 
 def read_captions(job: Job, batches: DataLoader, clip: Clip | None) -> tuple[list[str], list[list[str]], Tensor | None]:
     """Return the images' ids, their captions, and with a CLIP model all cosines [N, C], on every process."""
-    loader, found = job.load_test(clip.transform) if clip else batches, []
-    for i, batch in own_batches(loader, "images for CLIP" if clip else "captions"):
-        ids, images, texts = read_batch(i, batch, loader)
-        with torch.no_grad():
-            found.append((i, (ids, texts, clip and clip.model.encode_image(images.to(job.args.device)).float().cpu())))
-    ids, texts, images = zip(*merge(found), strict=True)
-    texts = [own for batch in texts for own in batch]
-    cosines = None
-    if clip:
-        embs = encode_texts(clip, [text for own in texts for text in own], job.args.device, "captions for CLIP")
-        with without_autocast("cpu"):  # bfloat16 would make ties, and list other pairs
-            cosines = F.normalize(torch.cat(images), dim=-1) @ F.normalize(embs, dim=-1).t()
-    return unique_ids([i for batch in ids for i in batch]), texts, cosines
+    device = job.args.device
+    if not clip:
+        return read_captioned(None, batches, device, "captions")
+    ids, texts, images = read_captioned(clip, job.load_test(clip.transform), device, "images for CLIP")
+    embs = encode_texts(clip, [text for own in texts for text in own], device, "captions for CLIP")
+    with without_autocast("cpu"):  # bfloat16 would make ties, and list other pairs
+        return ids, texts, F.normalize(images, dim=-1) @ F.normalize(embs, dim=-1).t()
 
 
 def best(scores: Tensor, k: int) -> Tensor:
@@ -76,8 +69,8 @@ def hits(scores: Tensor, positive: Tensor, k: int) -> Tensor:
 
     `positive` is a boolean mask [Q, R].
     """
-    best = scores.topk(k)  # clip_benchmark's tensor of k x R for each row would be large
-    return (zeroshot_retrieval.recall_at_k(best.values, positive.gather(1, best.indices), k) > 0).float()
+    # clip_benchmark's `recall_at_k` > 0 is the same, but its tensor of k x R for each row would be large.
+    return positive.gather(1, scores.topk(k).indices).any(1).float()
 
 
 def likelihoods(job: Job, tokens: Tensor, needed: Tensor, options: dict, file: Path, key: dict) -> Tensor:
@@ -162,9 +155,8 @@ def run(job: Job, batches: DataLoader) -> dict:
     if max(args.recall_k) > min(len(ids), len(flat)):
         raise ValueError(f"--recall_k {max(args.recall_k)} is too large for {len(ids)} images and {len(flat)} captions")
     tokens = tokenizer(flat)
-    positive = torch.zeros(len(ids), len(flat), dtype=torch.bool)
-    positive[torch.arange(len(ids)).repeat_interleave(torch.tensor([len(own) for own in texts])),
-             torch.arange(len(flat))] = True
+    owners = torch.tensor([image for image, own in enumerate(texts) for _ in own])
+    positive = owners == torch.arange(len(ids))[:, None]
     null = cache(lambda: null_image(model, batches, args.device))  # both stages need it
     every = torch.ones_like(positive)
     listed, more, first = (every, every), {}, 0
@@ -187,15 +179,14 @@ def run(job: Job, batches: DataLoader) -> dict:
     plain, blind = scores(job, batches, tokens, needed, options, more, null)
     rows = {"plain": plain, "blind": blind.expand_as(plain),
             "debiased": torch.as_tensor(debiased_score(plain, blind, alpha)), **({"clip": cosines} if clip else {})}
-    ranked = plain.masked_fill(~listed[1], -torch.inf)
+    ranked, scorer = plain.masked_fill(~listed[1], -torch.inf), options.pop("method")
     metrics = {**measure(rows, positive, args.recall_k, listed, ids), "alphas": ALPHAS,
                **{f"text_retrieval_recall@{k}_by_alpha": [
                    hits(torch.as_tensor(debiased_score(ranked, blind, x)), positive, k).mean().item() for x in ALPHAS]
                   for k in args.recall_k},
                "images": len(ids), "captions": len(flat), "pairs": int(needed.sum()), "decoder_passes": total,
                "captions_cut": sum(bool(not_whole(text, tokenizer, model.context_length)) for text in flat),
-               "scorer": options["method"], "alpha": alpha, "blind": "mean image",
-               **{name: value for name, value in options.items() if name != "method"}}
+               "scorer": scorer, "alpha": alpha, "blind": "mean image", **options}
     if shortlist:
         metrics |= {"shortlist": shortlist, "shortlist_by": "clip" if clip else "parallel",
                     "decoder_passes_without_shortlist": int((len(ids) + 1) * passes.sum()),

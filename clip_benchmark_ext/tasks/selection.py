@@ -124,8 +124,8 @@ def run(job: Job, batches: DataLoader) -> dict:
         theirs = {} if any(case.right != 1 for case in dataset.cases) else clip_benchmarks_metrics(
             [case["upstream"] for case in cases])  # clip_benchmark's metrics need one right caption
         return {**metrics, **theirs, "scorer": "cosine"}
-    metrics |= {"scorer": options["method"], "alpha": alpha, "blind": "mean image",
-                **{name: value for name, value in options.items() if name != "method"}}
+    scorer = options.pop("method")
+    metrics |= {"scorer": scorer, "alpha": alpha, "blind": "mean image", **options}
     if "draws" in cases[0]:
         metrics["mean_draws"] = float(np.mean([case["draws"].mean() for case in cases]))
     return metrics
