@@ -23,7 +23,7 @@ from open_clip_mdc.decoding.options import Unmasking
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.models.interface import ImageKV
-from open_clip_mdc.text.special_tokens import eot_id, mask_id, not_whole, sot_id, tokenize_whole, valid_tokens
+from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id, not_whole, sot_id, tokenize_whole
 
 from ..datasets.caption_data import read_batch, unique_ids
 from ..datasets.cloze_words import Question, questions, same, word_lists
@@ -33,11 +33,7 @@ from ..metrics.cloze_metrics import Answer, cloze_metrics
 from .selection import null_image
 
 ROWS = 256  # texts of a decoder call
-
-
-def hidden(question: Question, count: int, tokenizer, context_length: int) -> Tensor:
-    """Return the caption's token ids, long [1, L], with its word replaced by `count` [MASK]."""
-    return tokenize_with_masks(tokenizer, question.fill(" [MASK]" * count + " "), context_length)
+Asked = tuple[int, Question]  # with the number of the image in its batch
 
 
 def fill(model: Captioner, image_kv: ImageKV, text: Tensor) -> Tensor:
@@ -49,25 +45,26 @@ def fill(model: Captioner, image_kv: ImageKV, text: Tensor) -> Tensor:
 
 def mask_log_probs(model: Captioner, image_kv: ImageKV, text: Tensor) -> list[Tensor]:
     """Return the log-probabilities at the k masks of each of Q texts, float32 [k, V] on the CPU."""
-    masked = text == mask_id(model.vocab_size)
     device = image_kv[0][0].device
-    lengths = valid_tokens(text, model.vocab_size).sum(1)
-    text, masked = text[:, :int(lengths.max())], masked[:, :int(lengths.max())]
+    lengths = caption_lengths(text, model.vocab_size)
+    text = text[:, :int(lengths.max())]
+    masked = text == mask_id(model.vocab_size)
     places = masked.flatten().nonzero().squeeze(1)
     logits = model.token_logits(image_kv, lengths.tolist())(text.to(device), places.to(device))
     return list(logits.log_softmax(1).cpu().split(masked.sum(1).tolist()))
 
 
-def infill(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], asked: Sequence[Question],
+def infill(model: Captioner, tokenizer, tokens: Tensor, asked: Sequence[Asked],
            lists: dict) -> list[tuple[str, list[float]]]:
     """Return for each question the word that is filled in, and the scores of the words of its list, in nats.
 
-    Args:
-        tokens: patch tokens, [B, P, D].
-        images: for each question, the number of its image in `tokens`.
+    `tokens` are patch tokens, [B, P, D].
     """
-    make = partial(hidden, tokenizer=tokenizer, context_length=model.context_length)
     kv = model.text.project_image(tokens)
+
+    def hidden(question: Question, count: int) -> Tensor:
+        """Return the caption's token ids, long [1, L], with its word replaced by `count` [MASK]."""
+        return tokenize_with_masks(tokenizer, question.fill(" [MASK]" * count + " "), model.context_length)
 
     def run(function, rows: list[tuple[int, Tensor]]) -> list:
         results = []
@@ -79,33 +76,30 @@ def infill(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], a
         return results
 
     ids = {kind: [tokenizer.encode(word) for word in words] for kind, words in lists.items()}
-    rows, places = [], {}
-    for number, (image, question) in enumerate(zip(images, asked, strict=True)):
-        for count in sorted({len(word) for word in ids[question.kind]}):
-            places[number, count] = len(rows)
-            rows.append((image, make(question, count)))
-    log_probs = run(mask_log_probs, rows)
-    whole = [(image, make(question, len(tokenizer.encode(question.word))))
-             for image, question in zip(images, asked, strict=True)]
+    rows = {(number, count): (image, hidden(question, count)) for number, (image, question) in enumerate(asked)
+            for count in sorted({len(word) for word in ids[question.kind]})}
+    log_probs = dict(zip(rows, run(mask_log_probs, list(rows.values())), strict=True))
+    whole = [(image, hidden(question, len(tokenizer.encode(question.word)))) for image, question in asked]
     answers = []
-    for number, (question, (_, text), filled) in enumerate(zip(asked, whole, run(fill, whole), strict=True)):
+    for number, ((_, question), (_, text), filled) in enumerate(zip(asked, whole, run(fill, whole), strict=True)):
         word = tokenizer.decode(filled[text[0] == mask_id(model.vocab_size)].tolist()).strip()
-        scores = [sum(log_probs[places[number, len(word)]][i, token].item() for i, token in enumerate(word))
+        scores = [sum(log_probs[number, len(word)][i, token].item() for i, token in enumerate(word))
                   for word in ids[question.kind]]
         answers.append((word, scores))
     return answers
 
 
-def choose(model: Captioner, tokenizer, tokens: Tensor, images: Sequence[int], asked: Sequence[Question],
+def choose(model: Captioner, tokenizer, tokens: Tensor, asked: Sequence[Asked],
            lists: dict) -> list[tuple[None, list[float]]]:
     """Return for each question None, and the log-likelihoods of its caption with each word of its list."""
     answers = [(None, [])] * len(asked)
     for kind, words in lists.items():
-        numbers = [number for number, question in enumerate(asked) if question.kind == kind]
+        numbers = [number for number, (_, question) in enumerate(asked) if question.kind == kind]
         for some in (numbers[start:start + ROWS] for start in range(0, len(numbers), ROWS)):
-            texts = [asked[number].fill(word) for number in some for word in words]
+            images, own = zip(*(asked[number] for number in some), strict=True)
+            texts = [question.fill(word) for question in own for word in words]
             text = tokenize_whole(texts, tokenizer, model.context_length).view(len(some), len(words), -1)
-            scores = log_likelihood(model, tokens[[images[number] for number in some]], text)
+            scores = log_likelihood(model, tokens[list(images)], text)
             for number, row in zip(some, scores.tolist(), strict=True):
                 answers[number] = None, row
     return answers
@@ -125,17 +119,16 @@ def answer(job: Job, batches: DataLoader, lists: dict) -> tuple[dict[str, list[A
         blind = null_image(model, batches, device)[None]
         for i, batch in own_batches(batches, "cloze"):
             ids, images, references = read_batch(i, batch, batches)
-            every = [(place, question) for place, captions in enumerate(references)
+            every = [(image, question) for image, captions in enumerate(references)
                      for caption in captions for question in questions(caption, lists)]
-            kept = [(place, question) for place, question in every
-                    if not not_whole(question.fill(longest[question.kind]), tokenizer, model.context_length)]
-            places, asked = [place for place, _ in kept], [question for _, question in kept]
-            seen = ask(model, tokenizer, model.encode_image_tokens(images.to(device)), places, asked, lists)
-            guessed = ask(model, tokenizer, blind, [0] * len(asked), asked, lists)
+            asked = [(image, question) for image, question in every
+                     if not not_whole(question.fill(longest[question.kind]), tokenizer, model.context_length)]
+            seen = ask(model, tokenizer, model.encode_image_tokens(images.to(device)), asked, lists)
+            guessed = ask(model, tokenizer, blind, [(0, question) for _, question in asked], lists)
             own = [[] for _ in ids]
-            for (place, question), (word, scores), (guess, prior) in zip(kept, seen, guessed, strict=True):
-                own[place].append(Answer(question.kind, same(question.word), word, guess, scores, prior))
-            found.append((i, (ids, own, len(every) - len(kept))))
+            for (image, question), (word, scores), (guess, prior) in zip(asked, seen, guessed, strict=True):
+                own[image].append(Answer(question.kind, same(question.word), word, guess, scores, prior))
+            found.append((i, (ids, own, len(every) - len(asked))))
     found = merge(found)
     ids = unique_ids([i for part, _, _ in found for i in part])
     return dict(zip(ids, chain.from_iterable(own for _, own, _ in found), strict=True)), sum(n for *_, n in found)
