@@ -7,7 +7,7 @@ for what columns cannot say.
 import csv
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -67,8 +67,16 @@ class Entry:
     def value(self, name: str, *kinds: type):
         return entry_value(self.content, name, kinds, self.path, self.key)
 
-    def inside(self, image: str | Cell) -> Path | Cell:
-        return image if isinstance(image, Cell) else inside(self.folder, image, self.path, self.key)
+    def inside(self, name: str) -> Path:
+        return inside(self.folder, name, self.path, self.key)
+
+    def image(self, column: str) -> Path | Cell:
+        image, columns = self.value(column, str, int, Cell), self.row["columns"]
+        if isinstance(image, Cell):
+            return image
+        name = str(image).zfill(columns.get("digits", 0))
+        name = name if PurePosixPath(name).suffix else name + columns.get("suffix", "")
+        return self.inside(PurePosixPath(name).name if columns.get("flat") else name)
 
     def refused(self, problem: str) -> ValueError:
         return ValueError(f"{self.path}, row {self.key}: {problem}")
@@ -77,9 +85,9 @@ class Entry:
 # ---- from a file to its entries, with their keys or numbers
 
 
-def json_entries(path: Path, row: dict) -> Iterator[tuple[str | int, object]]:
+def json_entries(path: Path, row: dict) -> Iterable[tuple[str | int, object]]:
     content = read_json(path, "list", "dict")
-    return iter(content.items() if isinstance(content, dict) else enumerate(content))
+    return content.items() if isinstance(content, dict) else enumerate(content)
 
 
 def csv_entries(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
@@ -153,7 +161,7 @@ FORMS: dict[str, Callable] = {
 
 def by_columns(entry: Entry) -> list[Case]:
     columns, box = entry.row["columns"], None
-    images = [image_name(entry.value(name, str, int, Cell), columns) for name in columns["images"]]
+    images = tuple(map(entry.image, columns["images"]))
     captions = columns["captions" if "captions" in columns else "labels"]
     if isinstance(captions, str):
         captions = list(entry.value(captions, list))
@@ -176,16 +184,8 @@ def by_columns(entry: Entry) -> list[Case]:
         if width <= 0 or height <= 0:
             raise entry.refused(f"an empty box, {width} x {height} pixels")
         box = left, upper, left + width, upper + height
-    return [Case(str(entry.content.get(columns.get("key"), entry.key)), tuple(map(entry.inside, images)),
-                 tuple(captions), "_".join(map(str, group)) if isinstance(group, list) else str(group), box, right)]
-
-
-def image_name(image: str | int | Cell, columns: dict) -> str | Cell:
-    if isinstance(image, Cell):
-        return image
-    name = str(image).zfill(columns.get("digits", 0))
-    name = name if PurePosixPath(name).suffix else name + columns.get("suffix", "")
-    return PurePosixPath(name).name if columns.get("flat") else name
+    return [Case(str(entry.content.get(columns.get("key"), entry.key)), images, tuple(captions),
+                 "_".join(map(str, group)) if isinstance(group, list) else str(group), box, right)]
 
 
 def valse(entry: Entry) -> list[Case]:
@@ -255,11 +255,11 @@ def read(name: str, root: Path, split: str = "test", choose: Callable = lambda e
     return cases, {"cases_left_out": 0} | facts | ({"rows_not_validated": empty} if make is valse else {})
 
 
-def with_images(entries: Iterator[tuple[str, dict]], path: Path, subset: str) -> tuple[Iterator, dict]:
+def with_images(entries: Iterable[tuple[str, dict]], path: Path, subset: str) -> tuple[Iterable, dict]:
     """Restrict SugarCrepe to the rows of `rows_with_image.json` ({subset: [keys]}) beside it, if there is one."""
     selection, rows = path.with_name("rows_with_image.json"), dict(entries)
     if not selection.is_file():
-        return iter(rows.items()), {}
+        return rows.items(), {}
     keys = entry_value(read_json(selection, "dict"), subset, list, selection, "the file")
     if unknown := [key for key in keys if key not in rows]:
         raise ValueError(f"{selection} names rows that {path} does not have, such as {unknown[0]!r}")
@@ -268,7 +268,7 @@ def with_images(entries: Iterator[tuple[str, dict]], path: Path, subset: str) ->
     if left_out:
         logging.warning("%s is not the full data set: %d of %d rows are left out, because %s names only %d",
                         f"sugar_crepe/{subset}", left_out, len(rows), selection, len(kept))
-    return iter(kept.items()), {"cases_left_out": left_out}
+    return kept.items(), {"cases_left_out": left_out}
 
 
 def word_order(name: str, root: Path, tagger: Tagger | None = None, **_) -> Read:
