@@ -10,7 +10,7 @@
 Dimensions: B batch, C captions of a case, I images of a case, K classes, H and W the transform's size.
 """
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,9 +37,10 @@ ROWS: dict[str, Row] = {}  # data sets of plug-ins
 
 def find_row(name: str) -> Row:
     """Return the reader and the metric of a data set. Raises ValueError if none is known by this name."""
-    row = row_of(name) if name not in ROWS else {}
-    return ROWS.get(name) or Row(READERS[row.get("reader", "read")],
-                                 getattr(selection_metrics, row.get("metric", "PAIRS")))
+    if name in ROWS:
+        return ROWS[name]
+    row = row_of(name)
+    return Row(READERS[row.get("reader", "read")], getattr(selection_metrics, row.get("metric", "PAIRS")))
 
 
 @dataclass(eq=False, repr=False)
@@ -47,8 +48,8 @@ class SelectionDataset(Dataset):
     name: str
     cases: list[Case]
     metric: Metric
-    transform: Callable[[Image.Image], Tensor] | None = None
-    facts: dict[str, int | str] = field(default_factory=dict)
+    transform: Callable[[Image.Image], Tensor] | None
+    facts: dict[str, int | str]
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -80,9 +81,9 @@ class KeyedDataset(SelectionDataset):
 class ClassDataset(SelectionDataset):
     """Images with a class id, or with 1, 0 or UNSURE for each class if an image may have several of them."""
 
-    classes: Sequence[str] = ()
-    templates: Sequence[str] = ()
-    several: bool = False
+    classes: Sequence[str]
+    templates: Sequence[str]
+    several: bool
     collate_fn = staticmethod(default_collate)
 
     @property

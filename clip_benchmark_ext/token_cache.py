@@ -58,12 +58,12 @@ class TokenCache:
 
     def batches(self, name: str) -> Iterator[Tensor]:
         """Yield the tensor of all rows, in order and in parts."""
-        for start in range(0, len(self), ROWS):
-            yield self.rows(name, range(start, min(start + ROWS, len(self))))
+        for rows in torch.arange(len(self)).split(ROWS):
+            yield self.rows(name, rows.tolist())
 
     def _place(self, row: int) -> tuple[dict[str, Tensor], int]:
         number = bisect_right(self.ends, row)
-        return self.part(number), int(row) - (self.ends[number - 1] if number else 0)
+        return self.part(number), row - (self.ends[number - 1] if number else 0)
 
 
 def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str, amp: bool,

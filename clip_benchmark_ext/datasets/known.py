@@ -14,7 +14,7 @@ from open_clip_mdc.errors import close_names
 
 PACKAGE = Path(__file__).parents[1]
 KINDS = {kind: ChainMap({}, rows)  # the first map is for the rows of --datasets
-         for kind, rows in json.loads((PACKAGE / "datasets.json").read_text(encoding="utf-8")).items()}
+         for kind, rows in json.loads((PACKAGE / "datasets.json").read_bytes()).items()}
 MASKED, FOREIGN = KINDS["masked"], KINDS["foreign"]
 TYPES = {"text": str, "list": list, "number": int, "object": dict, "text or list": (str, list)}
 OTHERS = ("NAME of clip_benchmark (cifar10), wds/NAME, vtab/NAME, tfds/NAME", "folder (DIR/train/CLASS/*, "

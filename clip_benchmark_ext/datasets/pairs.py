@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 from open_clip_mdc.data.files import new_folder
@@ -31,7 +32,7 @@ def swap(caption: str, words: list[str]) -> str | None:
     """Swap the first two different words of this list. Return None if the caption could still be true."""
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
-    for i, j in zip(places, places[1:], strict=False):
+    for i, j in pairwise(places):
         if text[i] != text[j] and not CONTEXT_WORDS & set(text[i:j]):
             text[i], text[j] = text[j], text[i]
             return " ".join(text)
@@ -72,7 +73,7 @@ def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
     with new_folder(out) as folder:
         (folder / "val2017").mkdir()
         for number, sample in enumerate(s for shard in shards for s in read_samples(shard)):
-            captions = [" ".join(c.lower().split()) for c in read_metadata(sample)["captions"]]
+            captions = list(map(hallucination.normal, read_metadata(sample)["captions"]))
             rng = random.Random(f"{SEED}/{number}")
             image = sample[image_member(sample)]
             filename = f"{number:012d}.{image_suffix(image)}"

@@ -63,10 +63,10 @@ def score_captions(candidates: Mapping[Hashable, str], references: Mapping[Hasha
         raise ValueError("there are no captions to score")
     if lacking := candidates.keys() ^ references.keys():
         raise ValueError(f"captions and references are for different images: {sorted(map(repr, lacking))[:5]}")
-    counts = [len(references[i]) for i in candidates]
     words, word_tokenizer = split_words([*candidates.values(), *(r for i in candidates for r in references[i])])
-    hypotheses, rest = words[:len(counts)], iter(words[len(counts):])
-    targets = [[next(rest) for _ in range(count)] for count in counts]
+    rest = iter(words)
+    hypotheses = [next(rest) for _ in candidates]
+    targets = [[next(rest) for _ in references[i]] for i in candidates]
     scores, missing, of_images = {}, {}, {}
     for name in names or METRICS:
         try:
@@ -77,7 +77,7 @@ def score_captions(candidates: Mapping[Hashable, str], references: Mapping[Hasha
             if values is not None:
                 of_images[name] = [float(value) for value in values]
         except Exception as problem:  # a metric that fails must not lose the others, after hours of decoding
-            missing[name] = " ".join(str(problem).split()) or repr(problem)
+            missing[name] = one_line(str(problem)) or repr(problem)
             logging.warning("%s is missing: %s", name, missing[name])
     return CaptionScores(scores, missing, word_tokenizer, mean_words(hypotheses),
                          mean_words([r for captions in targets for r in captions]), of_images)
@@ -177,7 +177,7 @@ def patience(captions: int) -> float:
     return START_SECONDS + CAPTION_SECONDS * captions
 
 
-def run_java(*arguments: str | Path, text: str = "", seconds: float = START_SECONDS) -> str:
+def run_java(*arguments: str | Path, seconds: float, text: str = "") -> str:
     done = subprocess.run([java(), *map(str, arguments)], input=text, capture_output=True, timeout=seconds,
                           encoding="utf-8", errors="replace")
     if done.returncode:

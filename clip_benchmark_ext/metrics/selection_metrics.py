@@ -62,7 +62,7 @@ def symmetric_relations() -> frozenset[str]:
     # The 157 relations that ARO's notebook "Replicate ARO! ..." leaves out
     # (github.com/mertyg/vision-language-models-are-bows).
     path = Path(__file__).parents[1] / "aro_symmetric_relations.json"
-    return frozenset(json.loads(path.read_text(encoding="utf-8")))
+    return frozenset(json.loads(path.read_bytes()))
 
 
 def has_same_words(case: Case) -> bool:

@@ -21,7 +21,7 @@ from open_clip_mdc.likelihood.log_likelihood import decoder_passes, log_likeliho
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.special_tokens import tokenize_whole
 
-from ..distributed import merge, own_batches, rank_and_size
+from ..distributed import merge, own_batches
 from ..evaluation_job import Job
 from ..foreign_datasets import check_names
 from ..metrics.classes import average_precisions, by_class, map_11_points
@@ -66,7 +66,7 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
     # Images drawn from all, as data sets are often sorted by class. Each process has its own.
     null = null_image(model, ((part,) for part in torch.stack([image for _, image in kept]).split(MIN_NULL_IMAGES)),
                       device)
-    null = torch.stack(merge([(rank_and_size()[0], null.cpu())])).mean(0).to(device)
+    null = torch.stack(merge([(0, null.cpu())])).mean(0).to(device)
     blind = of_classes(log_likelihood(model, None, tokens[None], blind=null, **options))
     plain, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))
     return {"plain": plain, "blind": blind.expand_as(plain),
