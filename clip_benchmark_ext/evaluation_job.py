@@ -82,10 +82,6 @@ class Job(NamedTuple):
         """Return whether images and texts are compared by cosine, as by CLIP models, and not by likelihood."""
         return self.options.get("method", "cosine") == "cosine"
 
-    @property
-    def common(self) -> dict:
-        return {"device": self.args.device, "amp": self.args.amp}
-
     def autocast(self) -> torch.autocast:
         """Return the context of all forward passes, which does nothing with --no_amp."""
         return torch.autocast(self.args.device, enabled=self.args.amp)

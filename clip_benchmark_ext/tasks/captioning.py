@@ -114,16 +114,16 @@ def read_captions(file: Path, key: dict) -> dict | None:
 
 
 def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None) -> dict:
+    args, first = job.args, is_first()
     key = {"model": fingerprint(getattr(job.model, "model", job.model)), "data": describe_data(batches),
-           "decoding": in_files(job.options), "precision": precision(**job.common),
+           "decoding": in_files(job.options), "precision": precision(args.device, args.amp),
            **({"clip": fingerprint(clip.model)} if clip else {})}
-    first = is_first()
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved is not None:
         logging.warning("captions are taken from %s, which has the same weights, data and settings", file)
         return saved
     file.parent.mkdir(parents=True, exist_ok=True)  # fail before the long work
-    facts = {name: getattr(job.args, name) for name in ("dataset", "split", "model", "pretrained")}
+    facts = {name: getattr(args, name) for name in ("dataset", "split", "model", "pretrained")}
     saved = {**decode(job, batches, key, file, clip), "decoding": job.options, **facts, "key": key}
     if first:
         write_json(file, saved)

@@ -108,7 +108,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
     """
     args = job.args
     key = {"model": fingerprint(job.model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
-           "likelihood": options, "precision": precision(**job.common), **more}
+           "likelihood": options, "precision": precision(args.device, args.amp), **more}
     file = Path(feature_path(args.feature_root, key))
 
     def extract() -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed
 def run(job: Job, batches: DataLoader) -> dict:
     args, model, tokenizer, options = job.args, job.model, job.tokenizer, dict(job.options)
     if job.by_cosine:
-        return zeroshot_retrieval.evaluate(model, batches, tokenizer, recall_k_list=args.recall_k, **job.common)
+        return zeroshot_retrieval.evaluate(model, batches, tokenizer, args.device, args.amp, args.recall_k)
     alpha, spec, shortlist = options.pop("alpha"), options.pop("clip", None), options.pop("shortlist", None)
     clip = clip_models.load(*clip_models.parse(spec), args.device) if spec else None
     with job.autocast():
