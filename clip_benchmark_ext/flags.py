@@ -86,9 +86,11 @@ def scoring_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | N
     if cfg is None and method == "cosine":
         return {}
     options = {"method": method, "alpha": flags.alpha}
+    if method in ("monte_carlo", "bound"):
+        options["num_samples"] = flags.num_samples
     if method == "monte_carlo":
-        return options | {"num_samples": flags.num_samples, "interval": None}  # as in results of older versions
-    return options | ({"num_samples": flags.num_samples} if method == "bound" else {})
+        options["interval"] = None  # as in results of older versions
+    return options
 
 
 def cloze_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
@@ -96,7 +98,8 @@ def cloze_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | Non
 
 
 def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | None") -> dict:
-    if cfg is None and not scoring_options(args, flags, cfg):
+    options = scoring_options(args, flags, cfg)
+    if not options:
         return {}
     if flags.shortlist and flags.scorer == "cosine":
         raise ValueError("--shortlist is for likelihoods: leave it out with --scorer cosine")
@@ -104,7 +107,6 @@ def retrieval_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg |
         raise ValueError("--clip MODEL:FILE needs --shortlist K, the number of pairs that it chooses")
     if flags.shortlist and flags.shortlist < max(args.recall_k):
         raise ValueError(f"--shortlist {flags.shortlist} should be at least --recall_k {max(args.recall_k)}")
-    options = scoring_options(args, flags, cfg)
     if flags.shortlist and not flags.clip and (
             "parallel" not in scorers_of(args, cfg) or options["method"] == "parallel"):
         raise ValueError("--shortlist K without --clip MODEL:FILE needs a model with --scorer parallel, and a better "
