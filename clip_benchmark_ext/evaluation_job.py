@@ -1,7 +1,7 @@
 """Build the data set of one run of `clip_benchmark eval`, and the batches that its task reads."""
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -23,16 +23,17 @@ from . import foreign_datasets
 from .flags import Flags, filled
 
 DECODED = "jpg"  # the member that clip_benchmark reads
+Samples = Iterable[dict]  # of shards
 NAME = "__name__"  # member with the image's original name, the "filename" of KEY.json
 
 
-def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Iterator[dict]]) -> Iterator[dict]:
+def read_shards(shards: Iterable[dict], read_urls: Callable[[Iterable[dict]], Samples]) -> Samples:
     """Yield the samples of shards. Local ones are read strictly, those on the web by webdataset."""
     for shard in shards:
         yield from read_samples(shard["url"]) if os.path.exists(shard["url"]) else regroup(read_urls([shard]))
 
 
-def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
+def own_samples(samples: Samples, batch_size: int) -> Samples:
     """Yield every W-th batch for each of W workers, before images are decoded.
 
     With webdataset each worker reads other shards, so that batches and their order would depend on the number of
@@ -43,7 +44,7 @@ def own_samples(samples: Iterable[dict], batch_size: int) -> Iterator[dict]:
     return (sample for number, sample in enumerate(samples) if number // batch_size % step == first)
 
 
-def decode_images(samples: Iterable[dict]) -> Iterator[dict]:
+def decode_images(samples: Samples) -> Samples:
     """Yield each sample of a webdataset with its upright RGB image as DECODED, its name, and its labels or captions."""
     for sample in samples:
         suffix = image_member(sample)

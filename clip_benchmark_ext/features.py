@@ -32,6 +32,8 @@ from .distributed import everywhere, gathered, is_first, own_batches
 from .flags import FEATURES
 from .results import precision
 
+Features = tuple[Tensor, Tensor]  # [N, D], and the targets [N]
+
 
 def default_feature(model: torch.nn.Module) -> str:
     """Return the feature that the paper probes (Sec. 4.2), "gap" for captioners and "cls" for CLIP, else "pooled".
@@ -83,13 +85,13 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str, amp: bool,
-                     desc: str = "features", folder: str | None = None) -> tuple[Tensor, Tensor]:
+                     desc: str = "features", folder: str | None = None) -> Features:
     """Encode the (images, targets) batches of a loader: features [N, D] and targets [N], on the CPU.
 
     Each batch is encoded by one process. Both are in files of `folder` without a name, and are mapped into memory.
     Raises ValueError if the loader is empty, or a feature is not finite.
     """
-    def encoded() -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    def encoded() -> Iterator[tuple[int, Features]]:
         for i, (images, target) in own_batches(dataloader, desc):
             with torch.autocast(device, enabled=amp):
                 batch = encode(images.to(device, non_blocking=True)).cpu()
@@ -163,8 +165,7 @@ def describe_data(dataloader: Iterable) -> dict:
     return about
 
 
-def cached_features(folder: str, key: dict, extract: Callable[[], tuple[Tensor, Tensor]],
-                    note: str = "") -> tuple[Tensor, Tensor]:
+def cached_features(folder: str, key: dict, extract: Callable[[], Features], note: str = "") -> Features:
     """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it."""
     os.makedirs(folder, exist_ok=True)  # fail before the long work if it cannot be written
     path = feature_path(folder, key)
@@ -193,7 +194,7 @@ def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note:
     save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
 
 
-def load_features(path: str, key: dict) -> tuple[Tensor, Tensor]:
+def load_features(path: str, key: dict) -> Features:
     """Return features [N, D], mapped into memory, and targets [N]. Raises ValueError for a file of something else."""
     try:
         with safe_open(path, "pt") as file:

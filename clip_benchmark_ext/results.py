@@ -72,7 +72,7 @@ def named_files(option: str, value: object) -> list[str]:
     return [path for path in paths if os.path.isfile(path)]
 
 
-def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping[str, object],
+def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping,
              data: Mapping[str, str]) -> dict:
     """Return the names and settings of a result, as plain JSON values.
 
@@ -131,7 +131,7 @@ def unlike(saved: object, about: Mapping) -> str:
     return "other " + ", ".join(name for name in new | old if old.get(name) != new.get(name))
 
 
-def without_nan(values: Mapping[str, object]) -> dict:
+def without_nan(values: Mapping) -> dict:
     clean = {}
     for name, value in values.items():
         clean[name] = value
@@ -140,7 +140,7 @@ def without_nan(values: Mapping[str, object]) -> dict:
     return clean
 
 
-def write_items(path: Path, items: Mapping[str, object]) -> None:
+def write_items(path: Path, items: Mapping) -> None:
     """Write the values of single images into items/ beside the result, for paired comparisons of models.
 
     `items` has "images", the name of each case, "values" by metric, "weights" by metric unless all are equal, and for
@@ -151,7 +151,7 @@ def write_items(path: Path, items: Mapping[str, object]) -> None:
     write_json(folder / path.name, items, allow_nan=False)
 
 
-def write(path: Path, about: dict, metrics: Mapping[str, object], **more: object) -> None:
+def write(path: Path, about: dict, metrics: Mapping, **more: object) -> None:
     """Write a result file, whole or not at all. "made" says when and by what, and decides nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**about, "metrics": without_nan(metrics), **more, "made": made()}, allow_nan=False)

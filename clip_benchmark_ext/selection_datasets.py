@@ -32,6 +32,7 @@ class Row(NamedTuple):
 
 
 PAIRS = selection_metrics.PAIRS
+Transform = Callable[[Image.Image], Tensor] | None  # to [3, H, W]. None leaves images as they are
 ROWS: dict[str, Row] = {}  # data sets of plug-ins
 
 
@@ -48,7 +49,7 @@ class SelectionDataset(Dataset):
     name: str
     cases: list[Case]
     metric: Metric
-    transform: Callable[[Image.Image], Tensor] | None
+    transform: Transform
     facts: dict[str, int | str]
 
     def __len__(self) -> int:
@@ -100,7 +101,7 @@ class ClassDataset(SelectionDataset):
         return image, target
 
 
-def build_dataset(name: str, root: str | Path, transform: Callable[[Image.Image], Tensor] | None = None,
+def build_dataset(name: str, root: str | Path, transform: Transform = None,
                   split: str = "test", keyed: bool = False, templates: Sequence[str] = (),
                   **options) -> SelectionDataset:
     """Read a data set of captions or classes from its folder.

@@ -23,10 +23,10 @@ from .known import MASKED
 
 VOID = 255
 Source = Path | bytes
-Pair = tuple[str, Source, Source]  # name, image and mask
+Pairs = list[tuple[str, Source, Source]]  # name, image and mask
 
 
-def _of_shard(root: Path, split: str) -> list[Pair]:
+def _of_shard(root: Path, split: str) -> Pairs:
     """Return the pairs of SPLIT.tar, which has KEY.png and KEY.mask.png, or KEY.jpg and KEY.png."""
     pairs = []
     for sample in read_samples(str(root / f"{split}.tar")):
@@ -39,24 +39,24 @@ def _of_shard(root: Path, split: str) -> list[Pair]:
     return pairs
 
 
-def _of_ade20k(root: Path, split: str) -> list[Pair]:
+def _of_ade20k(root: Path, split: str) -> Pairs:
     folder = {"train": "training", "val": "validation"}.get(split, split)
     return [(str(image), image, root / "annotations" / folder / f"{image.stem}.png")
             for image in sorted((root / "images" / folder).iterdir()) if image.suffix == ".jpg"]
 
 
-def _of_voc(root: Path, split: str) -> list[Pair]:
+def _of_voc(root: Path, split: str) -> Pairs:
     names = read_names(root / "ImageSets" / "Segmentation" / f"{split}.txt")
     return [(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
 
 
-FORMS: dict[str, Callable[[Path, str], list[Pair]]] = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}
+FORMS: dict[str, Callable[[Path, str], Pairs]] = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}
 
 
 @dataclass(eq=False, repr=False)
 class MaskedImages(Dataset):
     split: str  # "val" if there is no test split
-    pairs: list[Pair]
+    pairs: Pairs
     classes: list[str]
     void: tuple[int, ...]  # ids of pixels that do not count, in the files
     first: int  # id of the first class, in the files

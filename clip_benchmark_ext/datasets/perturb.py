@@ -22,7 +22,8 @@ ADJECTIVE_TAGS = frozenset({"JJ", "JJR", "JJS"})
 SEED = 1  # `main_aro.py --seed` of the official code
 MAX_WORDS = 30
 
-Tagger = Callable[[str], list[tuple[str, str]]]
+Tagged = list[tuple[str, str]]  # words with their tags
+Tagger = Callable[[str], Tagged]
 Tokenizer = Callable[[str], list[str]]
 
 
@@ -43,7 +44,7 @@ def treebank_tokenizer() -> Tokenizer:
     return tokenize
 
 
-def _shuffled(tagged: list[tuple[str, str]], rng: random.Random, *kinds: Callable[[str], bool]) -> str:
+def _shuffled(tagged: Tagged, rng: random.Random, *kinds: Callable[[str], bool]) -> str:
     tokens = [token for token, _ in tagged]
     for is_own in kinds:
         slots = [i for i, (_, tag) in enumerate(tagged) if is_own(tag)]
@@ -54,11 +55,11 @@ def _shuffled(tagged: list[tuple[str, str]], rng: random.Random, *kinds: Callabl
     return " ".join(tokens)
 
 
-def shuffle_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
+def shuffle_nouns_and_adj(tagged: Tagged, rng: random.Random) -> str:
     return _shuffled(tagged, rng, NOUN_TAGS.__contains__, ADJECTIVE_TAGS.__contains__)
 
 
-def shuffle_allbut_nouns_and_adj(tagged: list[tuple[str, str]], rng: random.Random) -> str:
+def shuffle_allbut_nouns_and_adj(tagged: Tagged, rng: random.Random) -> str:
     return _shuffled(tagged, rng, lambda tag: tag not in NOUN_TAGS | ADJECTIVE_TAGS)
 
 
@@ -91,7 +92,7 @@ def spacy_tagger() -> Tagger:
     import spacy  # optional, only this function needs it
     nlp = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])  # none of them changes a tag
 
-    def tag(text: str) -> list[tuple[str, str]]:
+    def tag(text: str) -> Tagged:
         return [(token.text, token.tag_) for token in nlp(text)]
 
     tag.__name__ = f"spacy-{spacy.__version__} {nlp.meta['name']}-{nlp.meta['version']}"

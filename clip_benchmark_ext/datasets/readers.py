@@ -7,7 +7,7 @@ for what columns cannot say.
 import csv
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -52,6 +52,7 @@ class Case:
 
 
 Read = tuple[list[Case], dict]  # cases, and facts about them for the result file
+Entries = Iterable[tuple[str | int, object]]  # of an annotation file, with their keys or numbers
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,19 @@ class Entry:
         return ValueError(f"{self.path}, row {self.key}: {problem}")
 
 
-# ---- from a file to its entries, with their keys or numbers
+# ---- from a file to its entries
 
 
-def json_entries(path: Path, row: dict) -> Iterable[tuple[str | int, object]]:
+def json_entries(path: Path, row: dict) -> Entries:
     content = read_json(path, "list", "dict")
     return content.items() if isinstance(content, dict) else enumerate(content)
 
 
-def csv_entries(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
+def csv_entries(path: Path, row: dict) -> Entries:
     return enumerate(csv.DictReader(io.StringIO(read_text(path))))
 
 
-def csv_pairs(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
+def csv_pairs(path: Path, row: dict) -> Entries:
     """Return every two rows behind the header as one entry. The captions get the official prompt of MMVP-VLM."""
     _, *rows = ([cell.strip() for cell in cells] for cells in csv.reader(io.StringIO(read_text(path))) if cells)
     if len(rows) % 2 or any(len(cells) != 3 for cells in rows):
@@ -106,7 +107,7 @@ def csv_pairs(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
         yield number, entry
 
 
-def parquet_entries(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+def parquet_entries(path: Path, row: dict) -> Entries:
     """Return the rows of all tables that have the file's name, as Hugging Face stores them. Images stay there."""
     images = row["columns"]["images"]
     for table in sorted(path.parent.glob(row["file"])):
@@ -122,25 +123,25 @@ def parquet_entries(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
                 yield f"{table.name}#{group}.{number}", entry | cells
 
 
-def coco_images(path: Path, row: dict) -> Iterator[tuple[int, dict]]:
+def coco_images(path: Path, row: dict) -> Entries:
     try:
         return enumerate(coco_rows(read_json(path, "dict"), "captions"))
     except (KeyError, TypeError) as problem:
         raise ValueError(f"{path} is not in COCO's format ({problem!r})") from problem
 
 
-def text_files(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+def text_files(path: Path, row: dict) -> Entries:
     for file in sorted(path.parent.glob(f"*{path.suffix}")):
         yield file.stem, {"name": file.stem, "text": " ".join(read_text(file).split())}
 
 
-def files_of_split(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+def files_of_split(path: Path, row: dict) -> Entries:
     """Return the JSON files in the folder `entries` that a file lists by split, as {split: [names]}."""
     for name in entry_value(read_json(path, "dict"), row["split"], list, path, "the file"):
         yield name, read_json(inside(path.parent / row.get("entries", ""), str(name), path, name), "dict")
 
 
-def voc_images(path: Path, row: dict) -> Iterator[tuple[str, dict]]:
+def voc_images(path: Path, row: dict) -> Entries:
     """Return the images of VOC's CLASS_SPLIT.txt, with 1 for a class that is there, -1 if not, and 0 if in doubt."""
     behind, read = f"_{row['split']}.txt", partial(pd.read_csv, sep=r"\s+", header=None, dtype=str, index_col=0)
     signs = pd.DataFrame({file.name.removesuffix(behind): read(file)[1] for file in path.parent.glob(f"*{behind}")})
@@ -255,7 +256,7 @@ def read(name: str, root: Path, split: str = "test", choose: Callable = lambda e
     return cases, {"cases_left_out": 0} | facts | ({"rows_not_validated": empty} if make is valse else {})
 
 
-def with_images(entries: Iterable[tuple[str, dict]], path: Path, subset: str) -> tuple[Iterable, dict]:
+def with_images(entries: Entries, path: Path, subset: str) -> tuple[Entries, dict]:
     """Restrict SugarCrepe to the rows of `rows_with_image.json` ({subset: [keys]}) beside it, if there is one."""
     selection, rows = path.with_name("rows_with_image.json"), dict(entries)
     if not selection.is_file():

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+Synonyms = dict[tuple[str, ...], str]  # one word or more: the name of the object
+
 
 class Named(NamedTuple):
     """The objects that a caption names, one for each mention, and those that are in the image."""
@@ -22,13 +24,13 @@ class Named(NamedTuple):
 
 
 @cache
-def read_synonyms(path: Path) -> dict[tuple[str, ...], str]:
+def read_synonyms(path: Path) -> Synonyms:
     """Return the object of each synonym, which is one word or more. A line's first synonym names its object."""
     lines = [[word.strip() for word in line.lower().split(",")] for line in path.read_text("utf-8").splitlines()]
     return {tuple(word.split()): line[0] for line in lines for word in line if word}
 
 
-def objects_of(caption: str, synonyms: dict[tuple[str, ...], str]) -> list[str]:
+def objects_of(caption: str, synonyms: Synonyms) -> list[str]:
     """Return the object of each mention in a caption. Of several synonyms at a place, the longest counts."""
     words = [word.strip(".,!?;:'\"()") for word in caption.lower().split()]
     longest, found, place = max(map(len, synonyms)), [], 0

@@ -44,7 +44,9 @@ START_SECONDS, CAPTION_SECONDS = 600, 2
 # METEOR reads its tables for ten seconds. So it stays, by the Java and the process that started it, and ends with it.
 IDLE_METEOR: dict[tuple[str, int], Popen] = {}
 
-Scored = tuple[float, Sequence[float] | None]
+Captions = Sequence[str]
+References = Sequence[Sequence[str]]  # of each caption
+Scored = tuple[float, Sequence[float] | None]  # of all captions, and of each
 
 
 class CaptionScores(NamedTuple):
@@ -56,7 +58,7 @@ class CaptionScores(NamedTuple):
     of_images: dict[str, list[float]]  # by metric, a value per image, whose mean is the metric (BLEU, METEOR: about)
 
 
-def score_captions(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]],
+def score_captions(candidates: Mapping[Hashable, str], references: Mapping[Hashable, Captions],
                    names: Sequence[str] = ()) -> CaptionScores:
     """Return `names` of METRICS, by default all, or the reasons why some cannot be computed here."""
     if not candidates:
@@ -86,13 +88,13 @@ def score_captions(candidates: Mapping[Hashable, str], references: Mapping[Hasha
 # ---- metrics: from captions and their references, split into words, to the score of all and a value per image, if any
 
 
-def by_pycocoevalcap(scorer: Rouge | Cider, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+def by_pycocoevalcap(scorer: Rouge | Cider, hypotheses: Captions, references: References) -> Scored:
     if isinstance(scorer, Cider):
         check_idf(references)
     return scorer.compute_score(dict(enumerate(references)), {i: [text] for i, text in enumerate(hypotheses)})
 
 
-def check_idf(references: Sequence[Sequence[str]]) -> None:
+def check_idf(references: References) -> None:
     # CIDEr weighs words by how few images have them. So an image gets 0 for any caption if all images have its words.
     words = [{word for text in texts for word in precook(text)} for texts in references]  # of one to four words
     images = Counter(word for of_image in words for word in of_image)
@@ -105,7 +107,7 @@ def check_idf(references: Sequence[Sequence[str]]) -> None:
                         "those of all images", silent, len(words))
 
 
-def bleu(n: int, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+def bleu(n: int, hypotheses: Captions, references: References) -> Scored:
     """Return BLEU-n of all captions, and for BLEU-4 a jackknife pseudo-value per image (Tukey 1958)."""
     longest = max(len(caption.split()) for caption in hypotheses)
     if 0 < longest < n:  # pycocoevalcap would return the quotient of two tiny numbers
@@ -124,14 +126,14 @@ def bleu(n: int, hypotheses: Sequence[str], references: Sequence[Sequence[str]])
     return score, len(counts) * score - (len(counts) - 1) * np.prod(precision, 1) ** 0.25 * brevity
 
 
-def mean_words(captions: Sequence[str]) -> float:
+def mean_words(captions: Captions) -> float:
     return sum(len(caption.split()) for caption in captions) / len(captions)
 
 
 # ---- words
 
 
-def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
+def split_words(captions: Captions) -> tuple[list[str], str]:
     try:
         return ptb_words(captions), "PTB"
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
@@ -140,7 +142,7 @@ def split_words(captions: Sequence[str]) -> tuple[list[str], str]:
         return [plain_words(caption) for caption in captions], "plain"
 
 
-def ptb_words(captions: Sequence[str]) -> list[str]:  # as in the COCO evaluation
+def ptb_words(captions: Captions) -> list[str]:  # as in the COCO evaluation
     lines = run_java("-cp", PTB_JAR, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase",
                      text="".join(f"{one_line(caption)}\n" for caption in captions),
                      seconds=patience(len(captions))).split("\n")[:-1]
@@ -191,7 +193,7 @@ def failure(errors: str) -> str:
     return f"its Java program failed (it was made for Java 8): {shown[0].strip()}"
 
 
-def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+def meteor(hypotheses: Captions, references: References) -> Scored:
     """Return METEOR 1.5 of all tokenized captions, and of each.
 
     Its program answers a caption with its statistics, and those of all captions with a score of each and of all.
@@ -227,7 +229,7 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
             process.kill()
 
 
-def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scored:
+def spice(hypotheses: Captions, references: References) -> Scored:
     """Return SPICE of tokenized captions, the mean over images, to the three digits that its program prints.
 
     Its result file would need the JavaScript engine that Java 15 dropped, and its cache a native library. Without them
@@ -247,6 +249,6 @@ def spice(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Sco
     return float(score[1]), None
 
 
-METRICS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], Scored]] = {
+METRICS: dict[str, Callable[[Captions, References], Scored]] = {
     **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": meteor,
     "ROUGE_L": partial(by_pycocoevalcap, Rouge()), "CIDEr": partial(by_pycocoevalcap, Cider()), "SPICE": spice}

@@ -10,13 +10,14 @@ from torch import Tensor
 
 UNSURE = -1  # target of a class that does not count for an image
 POINTS = 10  # recalls 0, 0.1, ..., 1
+Names = Sequence[str] | None  # of the classes, if they are known
 
 
-def named(number: int, names: Sequence[str] | None) -> str:
+def named(number: int, names: Names) -> str:
     return names[number] if names and number < len(names) else str(number)
 
 
-def by_class(targets: Tensor, predicted: Mapping[str, Tensor], names: Sequence[str] | None) -> list[dict]:
+def by_class(targets: Tensor, predicted: Mapping[str, Tensor], names: Names) -> list[dict]:
     """Return for each class its name, number of images, and the share that is right by each way to predict.
 
     `targets` and what was `predicted` are class ids, [N].
@@ -41,7 +42,7 @@ def at_11_points(scores: Tensor, targets: Tensor) -> float:
     return fmean(precision[POINTS * hits >= point * hits[-1]].max().item() for point in range(POINTS + 1))
 
 
-def average_precisions(scores: Tensor, targets: Tensor, names: Sequence[str] | None = None) -> list[dict]:
+def average_precisions(scores: Tensor, targets: Tensor, names: Names = None) -> list[dict]:
     """Return for each class that has images its name, their number, and `ap_11_points`.
 
     `scores` are [N, K], and `targets` [N, K] of 1, 0 or UNSURE.

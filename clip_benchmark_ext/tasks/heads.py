@@ -13,6 +13,7 @@ from open_clip_mdc.progress import progress_bar
 from .splits import Splits
 
 HEAD_WIDTH = 64
+Loss = Callable[[nn.Module, Tensor], Tensor]  # the mean loss of a head on images, given by their row numbers
 
 
 class AttentiveProbe(nn.Module):
@@ -69,7 +70,7 @@ def moments(batches: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     return mean.float(), (squares / count - mean.square()).clamp_min(1e-6).sqrt().float()
 
 
-def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Callable[[nn.Module, Tensor], Tensor],
+def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Loss,
         quality: Callable[[nn.Module], float], rates: Sequence[float], seed: int, **options) -> tuple[float, nn.Module]:
     """Return the best learning rate on held-out images, and a head trained with it on all training images.
 
@@ -86,13 +87,12 @@ def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Callable[[nn.Mod
     return lr, fitted(lr, torch.cat((splits.train, splits.val)))
 
 
-def train(head: nn.Module, rows: Tensor, loss_of: Callable[[nn.Module, Tensor], Tensor], lr: float,
+def train(head: nn.Module, rows: Tensor, loss_of: Loss, lr: float,
           weight_decay: float, epochs: int, batch_size: int, seed: int, desc: str) -> nn.Module:
     """Train a head by AdamW, with a warm-up over a twentieth of the steps and a cosine schedule down to 0.
 
     Args:
         rows: row numbers of the images.
-        loss_of: the mean loss of a head on images, given by their row numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=weight_decay)

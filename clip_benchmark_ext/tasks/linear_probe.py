@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import balanced_accuracy_score, classification_report
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, random_split
 
 from open_clip_mdc.data.fingerprint import fingerprint
@@ -30,11 +30,13 @@ from open_clip_mdc.progress import progress_bar
 
 from ..evaluation_job import Job
 from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn
-from ..metrics.classes import UNSURE, average_precisions, by_class, map_11_points, named
+from ..metrics.classes import UNSURE, Names, average_precisions, by_class, map_11_points, named
+
+Data = dict[str, tuple[Tensor | Rows, Tensor]]  # features [N, D] and targets by split
 
 
 class Settings(NamedTuple):
-    """How a linear classifier is trained."""
+    """Set how a linear classifier is trained."""
 
     batch_size: int
     lr: float
@@ -44,7 +46,7 @@ class Settings(NamedTuple):
     amp: bool
 
 
-def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
+def evaluate(model: nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
              fewshot_k: int, settings: Settings, normalize: bool = True, val_proportion: float | None = None,
              verbose: bool = False, save_probe: str | None = None, note: str = "") -> dict:
     """Train a linear classifier on a model's image features and measure it on the test split.
@@ -91,8 +93,8 @@ def evaluate(model: torch.nn.Module, loaders: dict[str, DataLoader], feature: st
     return result
 
 
-def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int, settings: Settings,
-                   verbose: bool = False, names: Sequence[str] | None = None) -> tuple[torch.nn.Linear, dict]:
+def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool = False,
+                   names: Names = None) -> tuple[nn.Linear, dict]:
     """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
     If an image may have several classes, targets are [N, C] of 1, 0 or UNSURE. With a split "val" the weight decay is
@@ -151,8 +153,8 @@ def probe_features(data: dict[str, tuple[Tensor | Rows, Tensor]], fewshot_k: int
     return probe, {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
-def _load_splits(model: torch.nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, settings: Settings,
-                 folder: str, note: str) -> dict[str, tuple[Tensor | Rows, Tensor]]:
+def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, settings: Settings,
+                 folder: str, note: str) -> Data:
     device, amp = settings.device, settings.amp
     model.eval().to(device)
     encode = feature_fn(model, kind)
@@ -188,14 +190,14 @@ def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
 
 
 def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_decay: float,
-          settings: Settings) -> torch.nn.Linear:
+          settings: Settings) -> nn.Linear:
     """Train a linear classifier of features [N, D] with AdamW and a cosine schedule from `lr` to 0, without warm-up.
 
     Weights and batches are drawn from torch's global generator, which is seeded here.
     """
     batch_size, lr, epochs, seed, device, amp = settings
     torch.manual_seed(seed)
-    probe = torch.nn.Linear(features.shape[1], num_classes).to(device)
+    probe = nn.Linear(features.shape[1], num_classes).to(device)
     optimizer = torch.optim.AdamW(probe.parameters(), weight_decay=weight_decay)
     # Row numbers, not rows, as gathering by index is much faster than loading rows one by one.
     batches = DataLoader(range(len(features)), batch_size, shuffle=True)
@@ -225,7 +227,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict(probe: torch.nn.Linear, features: Tensor | Rows, settings: Settings) -> Tensor:
+def predict(probe: nn.Linear, features: Tensor | Rows, settings: Settings) -> Tensor:
     with torch.autocast(settings.device, enabled=settings.amp):
         return torch.cat([probe(features[rows].to(settings.device, torch.float32)).float().cpu()
                           for rows in torch.arange(len(features)).split(settings.batch_size)])
@@ -242,7 +244,7 @@ def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
     return candidates[best]
 
 
-def class_report(targets: Tensor, predicted: Tensor, names: Sequence[str] | None) -> str:
+def class_report(targets: Tensor, predicted: Tensor, names: Names) -> str:
     """Return scikit-learn's report of class ids [N], with the names of the classes if they are known."""
     found = sorted({*targets.tolist(), *predicted.tolist()})
     shown = [named(i, names) for i in found]

@@ -24,8 +24,9 @@ from ..selection_datasets import SelectionDataset
 
 ROWS = ("plain", "blind", "debiased")
 
-# (images [B, 3, H, W] or [B, I, 3, H, W], B lists of C texts) -> for each case arrays [C] or [I, C] by name
-Scorer = Callable[[Tensor, Sequence[Sequence[str]]], list[dict[str, np.ndarray]]]
+Texts = Sequence[Sequence[str]]  # B lists of C texts
+Scores = list[dict[str, np.ndarray]]  # for each case arrays [C] or [I, C] by name
+Scorer = Callable[[Tensor, Texts], Scores]  # images are [B, 3, H, W] or [B, I, 3, H, W]
 
 
 def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
@@ -47,7 +48,7 @@ def null_image(model: Captioner, dataloader: DataLoader, device: str) -> Tensor:
 def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind: Tensor, options: dict,
                       alpha: float) -> Scorer:
     """Return the scorer of plain, blind and debiased scores, with the number of draws. `blind` is `null_image(...)`."""
-    def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
+    def score(images: Tensor, texts: Texts) -> Scores:
         if len({len(captions) for captions in texts}) > 1:
             return [row for i, captions in enumerate(texts) for row in score(images[i:i + 1], [captions])]
         images = images if images.ndim == 5 else images[:, None]
@@ -67,7 +68,7 @@ def likelihood_scorer(model: Captioner, tokenizer: Callable, device: str, blind:
 def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> Scorer:
     """Return the scorer by cosine, in float32 and, like clip_benchmark ("upstream"), in the embeddings' precision."""
     @torch.no_grad()
-    def score(images: Tensor, texts: Sequence[Sequence[str]]) -> list[dict[str, np.ndarray]]:
+    def score(images: Tensor, texts: Texts) -> Scores:
         images = images if images.ndim == 5 else images[:, None]
         image_embs = F.normalize(model.encode_image(images.flatten(0, 1).to(device)), dim=-1)
         text_embs = F.normalize(model.encode_text(
@@ -92,7 +93,7 @@ def count_cut(dataset: SelectionDataset, tokenizer: Callable, context_length: in
     return len(cut)
 
 
-def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int) -> list[dict[str, np.ndarray]]:
+def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int) -> Scores:
     arrays = {name: torch.as_tensor(x).double().cpu().numpy().reshape(cases, num_images, -1)
               for name, x in scores.items()}
     return [{name: x[case, 0] if num_images == 1 else x[case] for name, x in arrays.items()} for case in range(cases)]

@@ -24,7 +24,7 @@ from open_clip_mdc.text.special_tokens import tokenize_whole
 from ..distributed import merge, own_batches
 from ..evaluation_job import Job
 from ..foreign_datasets import check_names
-from ..metrics.classes import average_precisions, by_class, map_11_points
+from ..metrics.classes import Names, average_precisions, by_class, map_11_points
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from .linear_probe import class_report, top_1_and_5
 from .selection import null_image
@@ -97,7 +97,7 @@ def read_classifier(path: str, classes: int) -> Tensor:
 
 
 def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = False, suffix: str = "",
-                           names: Sequence[str] | None = None) -> dict:
+                           names: Names = None) -> dict:
     if targets.ndim == 2:
         mean = upstream.average_precision_per_class(logits, targets.clamp(min=0)).mean()
         return {f"mean_average_precision{suffix}": mean.item(),
