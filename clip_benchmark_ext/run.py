@@ -4,7 +4,6 @@
 """
 from argparse import Namespace
 from copy import copy
-from functools import wraps
 from pathlib import Path
 
 import open_clip
@@ -21,16 +20,12 @@ from open_clip_mdc.objectives.config import CaptionCfg
 from . import foreign, foreign_datasets, results
 from .distributed import everywhere, is_first
 from .evaluation_job import Job
-from .flags import Flags
 from .models import is_encoder, load_model, resolve
 from .tasks import TASKS
 
 
 def run(upstream):
-    @wraps(upstream)
-    def run_one(args):
-        return evaluate(args, getattr(args, "flags", Flags()))
-    return run_one
+    return evaluate
 
 
 # What the data sets of a kind have, and the tasks that fit, the default first.
@@ -78,9 +73,9 @@ def load(job: Job, of_towers: bool) -> Job:
     return job._replace(model=model, transform=transform, tokenizer=tokenizer)
 
 
-def evaluate(args: Namespace, flags: Flags) -> int:
-    args = copy(args)
-    args.device = "cuda" if torch.cuda.is_available() else "cpu"
+def evaluate(args: Namespace) -> None:
+    args, flags = copy(args), args.flags
+    args.device = checkpoints.default_device()
     args.verbose = args.verbose and is_first()
     args.dataset = foreign_datasets.known_name(args.dataset)
     args.model, args.pretrained = resolve(args.model, args.pretrained)
@@ -110,7 +105,7 @@ def evaluate(args: Namespace, flags: Flags) -> int:
     if args.skip_existing and everywhere(output.exists()) and everywhere(results.is_there(output, describe())):
         if args.verbose:
             print(f"Skip {output}: it exists, with the same settings and data.")
-        return 0
+        return
 
     try_outputs(args, output, cached=args.task == "linear_probe" or task.of_towers or
                 scored and args.task == "zeroshot_retrieval")
@@ -132,4 +127,3 @@ def evaluate(args: Namespace, flags: Flags) -> int:
         results.write(output, about, metrics, **{name: value for name, value in names.items() if value})
         if args.verbose:
             print(f"Results: {output}")
-    return 0
