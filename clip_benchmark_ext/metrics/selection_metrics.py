@@ -130,10 +130,10 @@ def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]
         kept = metric.groups(sizes)
         macro = [(case.group in kept) / sizes[case.group] for case in cases]
         averages = {"": macro, "_micro": [float(case.group in kept) for case in cases], "_macro": macro}
-    columns = [(f"text_acc{average}{suffix}", values, weights) for suffix, values in right.items()
-               for average, weights in averages.items()]
-    return {"values": {name: values for name, values, _ in columns},
-            "weights": {name: weights for name, _, weights in columns if weights is not None}}
+    return {"values": {f"text_acc{average}{suffix}": values for suffix, values in right.items()
+                       for average in averages},
+            "weights": {f"text_acc{average}{suffix}": weights for suffix in right
+                        for average, weights in averages.items() if weights is not None}}
 
 
 def clip_benchmarks_metrics(scores: Sequence[np.ndarray]) -> dict[str, float]:
@@ -179,8 +179,7 @@ def _grouped(groups: Callable, correct: np.ndarray, cases: Sequence[Case]) -> di
         reason = f"the official average keeps none of these {len(cases)} cases"
         logging.warning("text_acc is missing: %s", reason)
         return {**dict.fromkeys(("text_acc", "text_acc_macro", "text_acc_micro")), "text_acc_missing": reason, **sizes}
-    means, counts = found["mean"].to_numpy(), found["count"].to_numpy()
-    macro, micro = _mean(means), float(np.average(means, weights=counts))
+    macro, micro = _mean(found["mean"].to_numpy()), float(np.average(found["mean"], weights=found["count"]))
     return {"text_acc": macro, "text_acc_macro": macro, "text_acc_micro": micro, **sizes}
 
 
