@@ -50,7 +50,7 @@ def _of_voc(root: Path, split: str) -> Pairs:
     return [(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
 
 
-FORMS: dict[str, Callable[[Path, str], Pairs]] = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}
+FORMS = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}
 
 
 @dataclass(eq=False, repr=False)

@@ -151,7 +151,7 @@ def voc_images(path: Path, row: dict) -> Entries:
         yield name, {"name": name, **{sign: list(own.index[own == sign]) for sign in ("1", "0")}}
 
 
-FORMS: dict[str, Callable] = {
+FORMS = {
     ".json": json_entries, ".jsonl": read_json_lines, ".jsonlines": read_json_lines, ".csv": csv_entries,
     ".parquet": parquet_entries, "csv pairs": csv_pairs, "coco": coco_images, ".txt": text_files,
     "files of a split": files_of_split, "voc": voc_images}
@@ -221,7 +221,7 @@ def each_caption(entry: Entry) -> list[Case]:
             for number, caption in enumerate(case.captions)]
 
 
-CASES: dict[str, Callable[[Entry], list[Case]]] = {function.__name__: function for function in (
+CASES = {function.__name__: function for function in (
     by_columns, valse, named_places, permutations, each_caption)}
 
 
@@ -282,5 +282,5 @@ def word_order(name: str, root: Path, tagger: Tagger | None = None, **_) -> Read
     return cases, {**facts, "perturbations": str(perturbations), "perturbations_sha256": sha256}
 
 
-READERS: dict[str, Callable[..., Read]] = {  # (name, root, split=, tagger=)
+READERS = {  # (name, root, split=, tagger=) -> Read
     "read": read, "sugar_crepe": partial(read, choose=with_images), "word_order": word_order}

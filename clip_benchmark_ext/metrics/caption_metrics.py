@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -249,6 +249,6 @@ def spice(hypotheses: Captions, references: References) -> Scored:
     return float(score[1]), None
 
 
-METRICS: dict[str, Callable[[Captions, References], Scored]] = {
+METRICS = {
     **{f"Bleu_{n}": partial(bleu, n) for n in range(1, 5)}, "METEOR": meteor,
     "ROUGE_L": partial(by_pycocoevalcap, Rouge()), "CIDEr": partial(by_pycocoevalcap, Cider()), "SPICE": spice}

@@ -28,7 +28,7 @@ MIN_PAIR_CASES = 25  # VG-Attribution officially leaves out pairs of attributes 
 OF_ALL_ROWS = ("groups", "cases_in_groups", "text_acc_missing")  # names without a suffix
 
 # Features of a caption that may give it away without its meaning.
-SURFACES: dict[str, Callable[[str], object]] = {
+SURFACES = {
     "full_stop": lambda caption: caption.rstrip().endswith("."),
     "capital": lambda caption: caption.lstrip()[:1].isupper(),
 }
@@ -83,7 +83,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([not {*map(surface, case.wrong)} <= {*map(surface, case.captions[:case.right])}
                                for case in cases]) for name, surface in surfaces.items()}
-    metrics: dict = {
+    metrics = {
         "cases": len(cases),
         "duplicates": sum(case.captions[0] in case.wrong for case in cases),
         "same_words": int(sum(same_words)),
@@ -124,7 +124,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
 
 
 def _items(metric: Metric, right: Mapping[str, list[int]], cases: Sequence[Case]) -> dict:
-    averages: dict[str, list[float] | None] = {"": None}  # by average, the weight of each case
+    averages = {"": None}  # by average, the weight of each case
     if metric.groups:
         sizes = Counter(case.group for case in cases)
         kept = metric.groups(sizes)

@@ -19,8 +19,8 @@ from .selection_metrics import suffix_of
 def statement_metrics(scores: Mapping[str, Sequence], cases: Sequence[Case]) -> tuple[dict, dict]:
     """Return the metrics (listed at the head of this file) and items. `scores` have an array [1] per case, by row."""
     true = np.array([case.right for case in cases], dtype=bool)
-    metrics: dict = {"cases": len(cases), "majority": float(max(true.mean(), 1 - true.mean()))}
-    items: dict = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}
+    metrics = {"cases": len(cases), "majority": float(max(true.mean(), 1 - true.mean()))}
+    items = {"images": [case.images[0].name for case in cases], "values": {}, "weights": {}}
     for row, values in scores.items():
         score = np.array([np.asarray(value, dtype=np.float64).item() for value in values])
         if 0 < true.mean() < 1:

@@ -110,8 +110,8 @@ def run(job: Job, batches: DataLoader) -> dict:
     layers = sum(name.startswith("layer.") for name in splits.test.part(0))
     rows = {"": f"layer.{layers}", **{f"layer_{n}/": f"layer.{n}" for n in range(1, layers)},
             "untrained/": "untrained", "pixels/": "pixels"}
-    metrics: dict = {"feature": kind, "layers": layers, "held_out": len(splits.val), "images": len(targets),
-                     "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
+    metrics = {"feature": kind, "layers": layers, "held_out": len(splits.val), "images": len(targets),
+               "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
     values = {}
     for row, name in rows.items():
         about, predicted = by_features(job, splits, name, classes)

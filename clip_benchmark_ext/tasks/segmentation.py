@@ -104,8 +104,8 @@ def run(job: Job, batches: DataLoader) -> dict:
     """Return mIoU, pixel accuracy, their standard errors and the IoUs by row ("", "untrained/", "pixels/")."""
     names, grid = batches.dataset.classes, tower(job.model.trained).grid
     splits = load_splits(job, batches, encode_fn(job), "patches and masks")
-    metrics: dict = {"grid": list(grid), "held_out": len(splits.val), "images": len(splits.test),
-                     "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
+    metrics = {"grid": list(grid), "held_out": len(splits.val), "images": len(splits.test),
+               "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
     for row, name in (("", "tokens"), ("untrained/", "untrained"), ("pixels/", "pixels")):
         lr, groups = by_head(job, splits, name, len(names), grid)
         found = with_errors(groups) | {"learning_rate": lr}

@@ -102,7 +102,7 @@ def per_case(scores: dict[str, Tensor | np.ndarray], cases: int, num_images: int
 def run(job: Job, batches: DataLoader) -> dict:
     """Return the metrics of a selection data set, for captioners plain, blind and debiased."""
     model, tokenizer, device, options = job.model, job.tokenizer, job.args.device, dict(job.options)
-    dataset: SelectionDataset = batches.dataset
+    dataset = batches.dataset
     facts, alpha = dict(dataset.facts), options.pop("alpha", 1.0)
     with job.autocast():
         if job.by_cosine:
