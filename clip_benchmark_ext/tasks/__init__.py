@@ -2,27 +2,26 @@
 
 A task's code is imported only when it runs, as most tasks need little of the package.
 """
-from argparse import Namespace
 from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
 from torch.utils.data import DataLoader
 
-from open_clip_mdc.objectives.config import CaptionCfg
-
 from ..evaluation_job import Job
-from ..flags import DECODING, Flags, cloze_options, decoding_options, retrieval_options, scoring_options
+from ..flags import DECODING, cloze_options, decoding_options, retrieval_options, scoring_options
+
+Names = tuple[str, ...]
 
 
 class Task(NamedTuple):
     """A task's function, and the arguments and flags that decide its numbers."""
 
     place: str  # module:function
-    arguments: tuple[str, ...] = ()  # clip_benchmark's arguments that decide this task's numbers
-    flags: tuple[str, ...] = ()  # our flags, for any model
-    captioner_flags: tuple[str, ...] = ()  # our flags, for captioners only
-    options: Callable[[Namespace, Flags, CaptionCfg | None], dict] = lambda *_: {}
+    arguments: Names = ()  # clip_benchmark's arguments that decide this task's numbers
+    flags: Names = ()  # our flags, for any model
+    captioner_flags: Names = ()  # our flags, for captioners only
+    options: Callable[..., dict] = lambda *_: {}  # a function of flags.py
     of_towers: bool = False  # True if `Job.model` is a `towers.Towers`
 
     def evaluate(self, job: Job, batches: DataLoader) -> dict:

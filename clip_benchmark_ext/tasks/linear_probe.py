@@ -137,17 +137,17 @@ def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool
         return probe, {"lp_map_11_points": quality(logits, targets), **about, "of_classes": of_classes}
     predicted = logits.argmax(dim=1)
     classes = min(num_classes, int(targets.max()) + 1)
-    acc1, acc5 = top_1_and_5(logits, targets, classes > 5)
+    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5))
     if verbose:
         print(class_report(targets, predicted, names))
         print(f"Test acc1: {acc1} with weight_decay: {weight_decay}")
     result = {
         "lp_acc1": acc1,
-        "lp_acc5": acc5,
+        "lp_acc5": acc5 if classes > 5 else None,
         "lp_mean_per_class_recall": float(balanced_accuracy_score(targets.numpy(), predicted.numpy())),
         **about, "of_classes": by_class(targets, {"linear": predicted}, names),
     }
-    if acc5 is None:
+    if classes <= 5:
         result["lp_acc5_missing"] = f"there are only {classes} classes"
     right = predicted.eq(targets).int().tolist()
     return probe, {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
@@ -265,11 +265,6 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
     hits = logits.sort(dim=1, descending=True, stable=True).indices[:, :max(ks)] == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
 
-
-def top_1_and_5(logits: Tensor, targets: Tensor, five: bool) -> list:
-    """Return `top_k_accuracy` for 1 and 5, or None in place of the latter unless `five`."""
-    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5))
-    return [acc1, acc5 if five else None]
 
 
 def settings_of(args: Namespace) -> Settings:

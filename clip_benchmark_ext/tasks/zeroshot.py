@@ -26,7 +26,7 @@ from ..evaluation_job import Job
 from ..foreign_datasets import check_names
 from ..metrics.classes import Names, average_precisions, by_class, map_11_points
 from ..metrics.selection_metrics import debiased_score, suffix_of
-from .linear_probe import class_report, top_1_and_5
+from .linear_probe import class_report, top_k_accuracy
 from .selection import null_image
 
 MANY_CALLS = 10_000  # decoder passes per image from which a warning is given
@@ -105,9 +105,10 @@ def classification_metrics(logits: Tensor, targets: Tensor, verbose: bool = Fals
     predicted, classes = logits.argmax(1), logits.shape[1]
     if verbose:
         print(suffix.strip("_"), class_report(targets, predicted, names), sep="\n")
-    acc1, acc5 = top_1_and_5(logits, targets, classes >= 5)
-    missing = {} if acc5 is not None else {f"acc5{suffix}_missing": f"only {classes} classes"}
-    return {f"acc1{suffix}": acc1, f"acc5{suffix}": acc5, **missing,
+    acc1, acc5 = top_k_accuracy(logits, targets, (1, 5))
+    five = {f"acc5{suffix}": acc5} if classes >= 5 else \
+        {f"acc5{suffix}": None, f"acc5{suffix}_missing": f"only {classes} classes"}
+    return {f"acc1{suffix}": acc1, **five,
             f"mean_per_class_recall{suffix}": float(balanced_accuracy_score(targets, predicted))}
 
 
