@@ -59,8 +59,8 @@ def load_model(args: Namespace) -> tuple[torch.nn.Module, Callable, Callable]:
                          "segmentation")
     named = args.model_type == "open_clip"
     if named and ":" not in args.model and open_clip.get_model_config(args.model) is None:
-        close = close_names(args.model, open_clip.list_models())
-        raise ValueError(f"--model {args.model} is no model known here{close}")
+        raise ValueError(f"--model {args.model} is no model known here"
+                         f"{close_names(args.model, open_clip.list_models())}")
     # clip_benchmark does not know a run's --force-image-size and other image flags. It would silently resize the
     # positional embedding of a checkpoint file to the config's image size.
     if named and ":" in args.model:

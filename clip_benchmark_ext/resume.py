@@ -4,21 +4,18 @@ import logging
 from collections import ChainMap
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from open_clip_mdc.data.journal import Journal
 
 from .distributed import everywhere, is_first, merge, rank_and_size
-
-Batch = TypeVar("Batch")
 
 
 def journals(file: Path) -> list[Path]:
     return sorted(file.parent.glob(f"{glob.escape(file.name)}.part*"))
 
 
-def resumed(batches: Iterable[tuple[int, Batch]], file: Path, key: dict, make: Callable[[int, Batch], dict],
-            fits: Callable[[dict, Batch], bool] = lambda row, batch: True) -> list[dict]:
+def resumed(batches: Iterable[tuple[int, object]], file: Path, key: dict, make: Callable[[int, object], dict],
+            fits: Callable[[dict, object], bool] = lambda row, batch: True) -> list[dict]:
     """Return the rows of `make(number, batch)` for the batches of all processes, in order, on every process.
 
     Each process writes its rows to the journal FILE.partN. Rows that any process wrote earlier under the same key are

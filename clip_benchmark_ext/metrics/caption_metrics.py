@@ -198,9 +198,6 @@ def meteor(hypotheses: Captions, references: References) -> Scored:
 
     Its program answers a caption with its statistics, and those of all captions with a score of each and of all.
     """
-    def sentence(text: str) -> str:
-        return text.replace("|||", " ")  # separates the fields
-
     program = java(), os.getpid()
     process = IDLE_METEOR.pop(program, None)
     if process is None or process.poll() is not None:
@@ -209,13 +206,13 @@ def meteor(hypotheses: Captions, references: References) -> Scored:
     alarm = threading.Timer(patience(len(hypotheses)), process.kill)
     alarm.start()
     try:
-        def send(*fields: str) -> None:
-            process.stdin.write(" ||| ".join(fields) + "\n")
+        def send(*fields: str) -> None:  # ||| separates them
+            process.stdin.write(" ||| ".join(field.replace("|||", " ") for field in fields) + "\n")
             process.stdin.flush()
 
         statistics = []
         for hypothesis, targets in zip(hypotheses, references, strict=True):
-            send("SCORE", *map(sentence, targets), sentence(hypothesis))
+            send("SCORE", *targets, hypothesis)
             statistics.append(process.stdout.readline().strip())
         send("EVAL", *statistics)
         *each, score = [float(process.stdout.readline()) for _ in range(len(statistics) + 1)]
