@@ -38,11 +38,10 @@ def shown(name: str) -> str:
 
 
 def file_name(template: str, args: Namespace) -> str:
+    pretrained = shown(args.pretrained)
     names = dict(
-        model=shown(args.model), pretrained=shown(args.pretrained), pretrained_full_path=shown(args.pretrained),
-        task=args.task, dataset=args.dataset.removeprefix("wds/"), language=args.language)
-    if os.path.isfile(args.pretrained):
-        names["pretrained"] = os.path.basename(args.pretrained)
+        model=shown(args.model), pretrained=os.path.basename(pretrained) if os.path.isfile(pretrained) else pretrained,
+        pretrained_full_path=pretrained, task=args.task, dataset=args.dataset.removeprefix("wds/"), language=args.language)
     return filled("--output", template, **{name: value.replace("/", "_") for name, value in names.items()})
 
 

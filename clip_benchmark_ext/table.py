@@ -19,8 +19,8 @@ from .metrics.sugar_crepe import group_averages
 COLUMNS = {  # column: the metric that it shows
     "probe": "lp_acc1", "top-1": "acc1", "top-1 blind": "acc1_blind", "top-1 debiased": "acc1_debiased",
     "top-5": "acc5", "top-5 blind": "acc5_blind", "top-5 debiased": "acc5_debiased",
-    **{f"{way} R@{k}{f' {row}' * bool(row)}": f"{way}_retrieval_recall@{k}{f'_{row}' * bool(row)}"
-       for way in ("image", "text") for k in (1, 5, 10) for row in ("", "blind", "debiased", "clip")},
+    **{f"{way} R@{k}{row}": f"{way}_retrieval_recall@{k}{row.replace(' ', '_')}"
+       for way in ("image", "text") for k in (1, 5, 10) for row in ("", " blind", " debiased", " clip")},
     "accuracy": "text_acc", "macro": "text_acc_macro",
     "micro": "text_acc_micro", "blind": "text_acc_blind", "debiased": "text_acc_debiased", "image": "image_acc",
     "both": "acc", "ties": "ties", "cases": "cases", "draws": "mean_draws", "length": "caption_length", "B@4": "Bleu_4",

@@ -22,7 +22,8 @@ from open_clip_mdc.data.weights import save_tensors
 
 from .distributed import everywhere, merge, own_batches
 
-Encode = Callable[[Tensor], dict[str, Tensor]]  # images [B, 3, H, W] -> tensors [B, ...]
+Tensors = dict[str, Tensor]
+Encode = Callable[[Tensor], Tensors]  # images [B, 3, H, W] -> tensors [B, ...]
 ROWS = 64  # of a part
 MOST_OPEN = 16_000  # files that are mapped at once, of some tensors each. Linux allows a process 65,530 maps
 
@@ -61,7 +62,7 @@ class TokenCache:
         for rows in torch.arange(len(self)).split(ROWS):
             yield self.rows(name, rows.tolist())
 
-    def _place(self, row: int) -> tuple[dict[str, Tensor], int]:
+    def _place(self, row: int) -> tuple[Tensors, int]:
         number = bisect_right(self.ends, row)
         return self.part(number), row - (self.ends[number - 1] if number else 0)
 
@@ -95,7 +96,7 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
 
 @torch.no_grad()
 def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], device: str, amp: bool,
-             desc: str) -> dict[str, Tensor]:
+             desc: str) -> Tensors:
     with torch.autocast(device, enabled=amp):
         found = {name: x.cpu().contiguous() for name, x in encode(images.to(device, non_blocking=True)).items()}
     if wrong := [name for name, x in found.items() if not x.isfinite().all()]:

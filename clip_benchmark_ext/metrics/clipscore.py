@@ -19,6 +19,7 @@ from ..distributed import merge, own_batches
 
 WEIGHT = 2.5
 PREFIX = "A photo depicts "  # before candidates and references
+Captioned = tuple[list[str], list[list[str]], Tensor | None]  # ids, captions, embeddings or cosines
 
 
 def load(name: str | None, pretrained: str | None, device: str) -> Clip:
@@ -52,8 +53,7 @@ def encode_texts(clip: Clip, texts: Sequence[str], device: str, what: str) -> Te
 
 
 @torch.no_grad()
-def read_captioned(clip: Clip | None, dataloader: DataLoader, device: str,
-                   what: str) -> tuple[list[str], list[list[str]], Tensor | None]:
+def read_captioned(clip: Clip | None, dataloader: DataLoader, device: str, what: str) -> Captioned:
     """Return ids and captions of all images, and with a CLIP model their embeddings [N, D], on every process."""
     found = []
     for i, batch in own_batches(dataloader, what):

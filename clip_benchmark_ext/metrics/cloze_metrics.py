@@ -54,8 +54,7 @@ def cloze_metrics(answers: Mapping[str, Sequence[Answer]], lists: Mapping[str, S
         right = [[outcomes(one, lists[kind], alpha) for one in own] for own in by_image]
         names = next(own[0] for own in right if own)
         for name in names:
-            metric, acc, row = name.partition("_acc")
-            named = f"{metric}{acc}_{kind}{row}"
+            named = name.replace("_acc", f"_acc_{kind}")
             values[named] = [fmean(o[name] for o in own) if own else 0.0 for own in right]
             weights[named] = [float(len(own)) for own in right]
             metrics[named] = fmean(o[name] for own in right for o in own)

@@ -4,7 +4,7 @@ Div-n is the number of distinct n-grams divided by the number of words in all ca
 images. mBLEU-4 is the mean BLEU-4 of one caption against the others of its image, so that less is more diverse (Shetty
 et al. 2017, arXiv 1703.10476). Punctuation is no word. Nonsense is diverse too, so compare models at equal CIDEr.
 """
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 
 from pycocoevalcap.bleu.bleu import Bleu
@@ -14,18 +14,18 @@ from open_clip_mdc.data.paths import is_shard
 from open_clip_mdc.data.shards import find_shards, read_samples
 from open_clip_mdc.data.text import read_lines
 
-from .caption_metrics import plain_words
+from .caption_metrics import Captions, plain_words
 from .hallucination import normal
 
 
-def div(captions: Sequence[str], n: int) -> float:
+def div(captions: Captions, n: int) -> float:
     """Return the share of distinct n-grams, of captions whose words stand between spaces."""
     words = [caption.split() for caption in captions]
     grams = {tuple(text[i:i + n]) for text in words for i in range(len(text) - n + 1)}
     return len(grams) / max(sum(map(len, words)), 1)
 
 
-def m_bleu(samples: Mapping[str, Sequence[str]]) -> float:
+def m_bleu(samples: Mapping[str, Captions]) -> float:
     count = len(next(iter(samples.values())))
     scores = []
     for k in range(count):
@@ -48,7 +48,7 @@ def read_train_captions(path: str) -> set[str]:
     return found
 
 
-def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None) -> tuple[dict, dict]:
+def metrics(samples: Mapping[str, Captions], train: set[str] | None = None) -> tuple[dict, dict]:
     """Return the metrics of two or more captions per image, and values per image for those that are means over images.
 
     They are div_1, div_2, mBLEU_4 (None, with the reason, if no caption has four words), `distinct_captions` (the share
@@ -56,15 +56,14 @@ def metrics(samples: Mapping[str, Sequence[str]], train: set[str] | None = None)
     captions).
     """
     words = {image: [plain_words(caption) for caption in captions] for image, captions in samples.items()}
-    samples = {image: [normal(caption) for caption in captions] for image, captions in samples.items()}
+    normalised = [[normal(caption) for caption in captions] for captions in samples.values()]
     of_images = {
         "div_1": [div(captions, 1) for captions in words.values()],
         "div_2": [div(captions, 2) for captions in words.values()],
-        "distinct_captions": [len(set(captions)) / len(captions) for captions in samples.values()],
+        "distinct_captions": [len(set(captions)) / len(captions) for captions in normalised],
     }
     if train is not None:
-        of_images["novel_captions"] = [fmean(caption not in train for caption in captions)
-                                       for captions in samples.values()]
+        of_images["novel_captions"] = [fmean(caption not in train for caption in captions) for captions in normalised]
     found = {name: fmean(values) for name, values in of_images.items()}
     if any(len(caption.split()) >= 4 for captions in words.values() for caption in captions):
         return {**found, "mBLEU_4": m_bleu(words)}, of_images

@@ -49,7 +49,7 @@ from .selection import null_image
 def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mapping, blind: Tensor | None,
              guide: Guide | None = None, guidance_kl: list[Tensor] | None = None) -> Decoded:
     """Decode the captions of a batch. Random draws depend only on the seed and the batch's number."""
-    if guide is not None and options.get("clip_rerank"):
+    if options.get("clip_rerank"):
         options = {**options, "samples": options["clip_rerank"], "rerank": True}
     options = {name: value for name, value in options.items() if name not in ("batch_size", *OF_CLIP)}
     sampling = {name: options.pop(name) for name in Sampling._fields if name in options}

@@ -18,7 +18,7 @@ from open_clip_mdc.models.towers import tower
 from ..evaluation_job import Job
 from ..features import Rows
 from ..metrics.classes import by_class
-from ..token_cache import Encode, TokenCache
+from ..token_cache import Encode, Tensors, TokenCache
 from . import heads
 from .knn import knn_votes
 from .linear_probe import class_table, predict, probe_features, settings_of
@@ -36,7 +36,7 @@ def encode_fn(job: Job, kind: str) -> Encode:
     def feature(tokens: Tensor, extra: Tensor | None) -> Tensor:
         return (tokens.mean(1) if kind == "gap" else extra[:, 0]).float()
 
-    def encode(images: Tensor) -> dict[str, Tensor]:
+    def encode(images: Tensor) -> Tensors:
         layers, floor = tower(trained).layers(images), tower(untrained).layers(images)[-1]
         size = [min(PIXELS, side) for side in images.shape[2:]]
         return {**{f"layer.{number}": feature(*layer) for number, layer in enumerate(layers, 1)},
@@ -54,7 +54,7 @@ def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float |
     return {f"{name}_acc1": share, f"{name}_macro": float(balanced_accuracy_score(targets, predicted)), **error}
 
 
-def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, dict[str, Tensor]]:
+def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, Tensors]:
     """Return the weight decay of the linear probe, and the classes [N] that k-NN and the linear probe predict."""
     args, labels, targets = job.args, splits.learn.column("targets"), splits.test.column("targets")
     learn, test = splits.learn.column(name), splits.test.column(name)

@@ -37,7 +37,7 @@ from open_clip_mdc.text.special_tokens import not_whole
 from ..distributed import is_first, own_batches
 from ..evaluation_job import Job
 from ..features import cached_features, describe_data, feature_path
-from ..metrics.clipscore import encode_texts, read_captioned
+from ..metrics.clipscore import Captioned, encode_texts, read_captioned
 from ..metrics.selection_metrics import debiased_score, suffix_of
 from ..results import precision
 from ..resume import journals, resumed
@@ -49,7 +49,7 @@ MOST_IMAGES = 64  # at once
 MANY_CALLS = 10_000_000  # decoder passes from which a warning is given
 
 
-def read_captions(job: Job, batches: DataLoader, clip: Clip | None) -> tuple[list[str], list[list[str]], Tensor | None]:
+def read_captions(job: Job, batches: DataLoader, clip: Clip | None) -> Captioned:
     """Return the images' ids, their captions, and with a CLIP model all cosines [N, C], on every process."""
     device = job.args.device
     if not clip:

@@ -16,7 +16,7 @@ from open_clip_mdc.models.towers import patch_tokens, tower
 from ..datasets.masks import VOID
 from ..evaluation_job import Job
 from ..metrics.mask_metrics import class_iou, confusion, measures, with_errors
-from ..token_cache import Encode, TokenCache
+from ..token_cache import Encode, Tensors, TokenCache
 from . import heads
 from .splits import Splits, load_splits
 
@@ -32,7 +32,7 @@ def encode_fn(job: Job) -> Encode:
     trained, untrained = job.model.trained, job.model.untrained
     grid = tower(trained).grid
 
-    def encode(images: Tensor) -> dict[str, Tensor]:
+    def encode(images: Tensor) -> Tensors:
         return {"tokens": patch_tokens(trained, images).half(),
                 "untrained": patch_tokens(untrained, images).half(), "pixels": patches(images, grid).half()}
 
