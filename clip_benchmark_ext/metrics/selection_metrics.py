@@ -55,7 +55,7 @@ def debiased_score(conditional: np.ndarray, blind: np.ndarray, alpha: float = 1.
 
 
 def suffix_of(row: str) -> str:
-    return "" if row == "plain" else f"_{row}"
+    return "" if row in ("plain", "cosine") else f"_{row}"
 
 
 def symmetric_relations() -> frozenset[str]:

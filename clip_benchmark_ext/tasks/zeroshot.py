@@ -125,15 +125,15 @@ def classify(job: Job, batches: DataLoader) -> dict:
         raise ValueError(f"{args.dataset} has no class names or no templates, which zero-shot classification needs")
     if job.by_cosine:
         logits, targets = cosine_logits(job, batches)
-        metrics = classification_metrics(logits, targets, args.verbose, names=dataset.classes)
-        return {**metrics, "scorer": "cosine", "of_classes": of_classes({"cosine": logits}, targets, dataset.classes)}
-    options = dict(job.options)
-    alpha = options.pop("alpha")
-    with job.autocast():
-        rows, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
-            dataset.classes, dataset.templates), args.device, options, alpha)
+        rows, about = {"cosine": logits}, {"scorer": "cosine"}
+    else:
+        options = dict(job.options)
+        alpha = options.pop("alpha")
+        with job.autocast():
+            rows, targets = likelihood_logits(job.model, batches, job.tokenizer, class_captions(
+                dataset.classes, dataset.templates), args.device, options, alpha)
+        about = {"scorer": options["method"], "alpha": alpha, "blind": "mean image"}
     metrics = {}
     for row, logits in rows.items():
         metrics |= classification_metrics(logits, targets, args.verbose, suffix_of(row), dataset.classes)
-    return {**metrics, "scorer": options["method"], "alpha": alpha, "blind": "mean image",
-            "of_classes": of_classes(rows, targets, dataset.classes)}
+    return {**metrics, **about, "of_classes": of_classes(rows, targets, dataset.classes)}
