@@ -134,12 +134,10 @@ def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed
         by_text, by_image = (scores.masked_fill(~mask, -torch.inf) for mask in listed)
         for k in ks:
             of_texts, of_images = hits(by_text.t(), positive.t(), k), hits(by_image, positive, k)
-            name = f"recall@{k}{suffix_of(row)}"
-            metrics |= {f"image_retrieval_{name}": of_texts.mean().item(),
-                        f"text_retrieval_{name}": of_images.mean().item()}
-            values |= {f"image_retrieval_{name}": ((positive * of_texts).sum(1) / counts).tolist(),
-                       f"text_retrieval_{name}": of_images.tolist()}
-            weights[f"image_retrieval_{name}"] = counts.tolist()
+            to_image, to_text = (f"{way}_retrieval_recall@{k}{suffix_of(row)}" for way in ("image", "text"))
+            metrics |= {to_image: of_texts.mean().item(), to_text: of_images.mean().item()}
+            values |= {to_image: ((positive * of_texts).sum(1) / counts).tolist(), to_text: of_images.tolist()}
+            weights[to_image] = counts.tolist()
     return {**metrics, "items": {"images": list(ids), "values": values, "weights": weights}}
 
 
