@@ -140,7 +140,7 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
 
 def build(name: str, root: str, transform, split: str, seed: int | None = None, **options) -> Dataset:
     """Return a data set of clip_benchmark's, by its `options`, or class folders. Images are turned upright."""
-    if transform is not None and not name.startswith("wds/"):  # not nested, as imagenet-w looks into it
+    if transform and not name.startswith("wds/"):  # not nested, as imagenet-w looks into it
         transform = Compose([upright, *getattr(transform, "transforms", [transform])])
     if name == FOLDER:
         dataset = class_folders(root, split, transform, options["language"], options["custom_classname_file"],
@@ -167,7 +167,7 @@ def _filled(dataset: Dataset) -> str:
 
 def check_classes(splits: Mapping[str, Dataset]) -> None:
     places = {split: getattr(dataset, "place", None) for split, dataset in splits.items()}
-    if (place := places.get("val")) is not None and place == places["test"]:
+    if (place := places.get("val")) and place == places["test"]:
         raise ValueError(f"{place} is both the validation and the test split, as there is no other: leave out "
                          "--val_split")
     numbers = {split: dataset.class_to_idx for split, dataset in splits.items() if hasattr(dataset, "class_to_idx")}

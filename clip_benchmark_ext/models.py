@@ -34,7 +34,7 @@ def resolve(model: str, pretrained: str) -> tuple[str, str]:
         return model, model.removeprefix(HF)
     alias = model.lower() if model.lower() in OBJECTIVES else None
     if not alias and not is_captioner(model):
-        is_run = (Path(pretrained) / "checkpoints").is_dir()
+        is_run = Path(pretrained, "checkpoints").is_dir()
         return model, checkpoints.find(pretrained, model).weights if is_run else pretrained
     if pretrained == DEFAULT_PRETRAINED:
         raise ValueError(f"--model {model} needs --pretrained: a checkpoint, a run folder, local-dir:DIR or hf-hub:ID")

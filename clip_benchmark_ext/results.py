@@ -41,7 +41,8 @@ def file_name(template: str, args: Namespace) -> str:
     pretrained = shown(args.pretrained)
     names = dict(
         model=shown(args.model), pretrained=os.path.basename(pretrained) if os.path.isfile(pretrained) else pretrained,
-        pretrained_full_path=pretrained, task=args.task, dataset=args.dataset.removeprefix("wds/"), language=args.language)
+        pretrained_full_path=pretrained, task=args.task, dataset=args.dataset.removeprefix("wds/"),
+        language=args.language)
     return filled("--output", template, **{name: value.replace("/", "_") for name, value in names.items()})
 
 

@@ -57,11 +57,11 @@ class SelectionDataset(Dataset):
 
     def __getitem__(self, index: int) -> tuple:
         images, captions = self.cases[index].opened(), list(self.cases[index].captions)
-        if self.transform is not None:
+        if self.transform:
             images = [self.transform(image) for image in images]
         if len(images) == 1:
             return images[0], captions
-        return images if self.transform is None else torch.stack(images), captions
+        return torch.stack(images) if self.transform else images, captions
 
     @staticmethod
     def collate_fn(batch: list[tuple]) -> tuple:

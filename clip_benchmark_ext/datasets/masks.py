@@ -41,13 +41,14 @@ def _of_shard(root: Path, split: str) -> Pairs:
 
 def _of_ade20k(root: Path, split: str) -> Pairs:
     folder = {"train": "training", "val": "validation"}.get(split, split)
-    return [(str(image), image, root / "annotations" / folder / f"{image.stem}.png")
-            for image in sorted((root / "images" / folder).iterdir()) if image.suffix == ".jpg"]
+    return [(str(image), image, Path(root, "annotations", folder, f"{image.stem}.png"))
+            for image in sorted(Path(root, "images", folder).iterdir()) if image.suffix == ".jpg"]
 
 
 def _of_voc(root: Path, split: str) -> Pairs:
-    names = read_names(root / "ImageSets" / "Segmentation" / f"{split}.txt")
-    return [(name, root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
+    names = read_names(Path(root, "ImageSets", "Segmentation", f"{split}.txt"))
+    return [(name, Path(root, "JPEGImages", f"{name}.jpg"), Path(root, "SegmentationClass", f"{name}.png"))
+            for name in names]
 
 
 FORMS = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}

@@ -85,7 +85,7 @@ def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
             for kind, row in wanted.items():
                 rows.setdefault(kind, {})[str(number)] = row
             if wanted:
-                (folder / "val2017" / filename).write_bytes(image)
+                Path(folder, "val2017", filename).write_bytes(image)
         for kind, pairs in rows.items():
             (folder / f"{kind}.json").write_text(json.dumps(pairs, indent=1), encoding="utf-8")
     return {kind: len(pairs) for kind, pairs in sorted(rows.items())}

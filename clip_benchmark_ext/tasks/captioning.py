@@ -119,7 +119,7 @@ def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None)
            "decoding": in_files(job.options), "precision": precision(args.device, args.amp),
            **({"clip": fingerprint(clip.model)} if clip else {})}
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
-    if saved is not None:
+    if saved:
         logging.warning("captions are taken from %s, which has the same weights, data and settings", file)
         return saved
     file.parent.mkdir(parents=True, exist_ok=True)  # fail before the long work
@@ -202,7 +202,7 @@ def run(job: Job, batches: DataLoader) -> dict:
     known = diversity.read_train_captions(flags.train_captions) if flags.train_captions else None
     # In a folder of their own, as `clip_benchmark build *.json` takes every file for a result.
     file = Path(file_name(flags.save_captions, args)) if flags.save_captions else \
-        job.output.parent / "captions" / job.output.name
+        Path(job.output.parent, "captions", job.output.name)
     coco = Path(file_name(flags.save_coco_results, args)) if flags.save_coco_results else None
     if coco:
         try_output(coco)
@@ -211,7 +211,7 @@ def run(job: Job, batches: DataLoader) -> dict:
     if coco and is_first():
         write_json(coco, coco_results(saved["captions"], dict(zip(saved["captions"], ids, strict=True))))
     references, of_clip = saved["references"], {}
-    if scoring is not None:
+    if scoring:
         of_clip = clipscore_module.evaluate(scoring, job.load(args.split, scoring.transform), saved["captions"],
                                             references, args.device)
     if not is_first():
