@@ -9,25 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KS = (10, 20, 100, 200)
+KS = (10, 20, 100, 200)  # numbers of neighbours. Those above the number of training images are left out
 TEMPERATURE = 0.07
 COSINES = 2 ** 27  # at once, 512 MB, which bounds the test images of a chunk
 
 
-def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int, ks: tuple[int, ...] = KS,
-              chunk: int | None = None) -> dict[str, Tensor]:
+def knn_votes(train: Tensor, labels: Tensor, test: Tensor, classes: int) -> dict[str, Tensor]:
     """Return the votes of the test images, float [N, C], by name ("knn10", ...).
 
     Args:
         train: training features, [number of training images, D].
         labels: their class ids.
         test: test features, [N, D].
-        ks: numbers of neighbours. Those above the number of training images are left out.
     """
-    ks = tuple(k for k in ks if k <= len(train))
+    ks = tuple(k for k in KS if k <= len(train))
     if not ks:
         return {}
-    chunk = chunk or max(1, min(1024, COSINES // len(train)))
+    chunk = max(1, min(1024, COSINES // len(train)))
     train, parts = F.normalize(train.float(), dim=-1), {k: [] for k in ks}
     for features in F.normalize(test.float(), dim=-1).split(chunk):
         cosine, nearest = (features @ train.T).topk(max(ks), dim=1)

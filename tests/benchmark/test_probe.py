@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 import open_clip_mdc
 from clip_benchmark_ext import towers
 from clip_benchmark_ext.table import markdown, read_results
-from clip_benchmark_ext.tasks import heads, probe
-from clip_benchmark_ext.tasks.knn import knn_votes
+from clip_benchmark_ext.tasks import heads, knn, probe
 from clip_benchmark_ext.tasks.linear_probe import Settings
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.towers import patch_tokens, tower
@@ -24,11 +23,13 @@ from open_clip_mdc.models.towers import patch_tokens, tower
 CLASSES = ["red", "blue", "green"]
 
 
-def test_votes_of_neighbours_are_those_of_a_loop():
+def test_votes_of_neighbours_are_those_of_a_loop(monkeypatch):
+    monkeypatch.setattr(knn, "KS", (1, 10, 20, 100))
+    monkeypatch.setattr(knn, "COSINES", 90)  # three test images at once
     generator = torch.Generator().manual_seed(0)
     train, test = torch.randn(30, 5, generator=generator), torch.randn(7, 5, generator=generator)
     labels = torch.randint(0, 4, (30,), generator=generator)
-    votes = knn_votes(train, labels, test, 4, ks=(1, 10, 20, 100), chunk=3)
+    votes = knn.knn_votes(train, labels, test, 4)
     assert votes.keys() == {"knn1", "knn10", "knn20"}  # there are 30 training images
     for k in (1, 10, 20):
         for x, found in zip(test.tolist(), votes[f"knn{k}"].tolist(), strict=True):
