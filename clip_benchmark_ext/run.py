@@ -59,7 +59,8 @@ def try_outputs(args: Namespace, output: Path, cached: bool) -> None:
 
 def load(job: Job, of_towers: bool) -> Job:
     """Return the job with its model, transform and tokenizer."""
-    args, alone = job.args, job.args.task == "linear_probe" and is_encoder(job.args.model)
+    args = job.args
+    alone = args.task == "linear_probe" and is_encoder(args.model)
     if of_towers or alone:
         from . import towers
         model = towers.load(args, job.flags.image_size)

@@ -87,7 +87,7 @@ def _encoder_alone(args: Namespace, image_size: int | None) -> tuple[dict, nn.Mo
     return config, tower, PreprocessCfg(size=tower.image_size, **told)
 
 
-def transform(towers: Towers, whole: bool = False):
+def transform(towers: Towers, whole: bool):
     """Return the model's transform from an image to [3, H, W]. With `whole` it squashes the image, without a crop."""
     return image_transform_v2(PreprocessCfg(**vars(towers.preprocess) | ({"resize_mode": "squash"} if whole else {})),
                               is_train=False)

@@ -103,19 +103,18 @@ def run(job: Job, batches: DataLoader) -> dict:
     """Return the metrics of a selection data set, for captioners plain, blind and debiased."""
     model, tokenizer, device, options = job.model, job.tokenizer, job.args.device, dict(job.options)
     dataset = batches.dataset
-    facts, alpha = dict(dataset.facts), options.pop("alpha", 1.0)
+    facts, alpha, surfaces = dict(dataset.facts), options.pop("alpha", 1.0), SURFACES
     with job.autocast():
         if job.by_cosine:
             score = cosine_scorer(model, tokenizer, device)
         else:
             facts["cases_cut"] = count_cut(dataset, tokenizer, model.context_length)
             score = likelihood_scorer(model, tokenizer, device, null_image(model, batches, device), options, alpha)
+            # A sum over tokens, so that length may decide.
+            surfaces = SURFACES | {"length": lambda text: len(tokenizer.encode(text))}
         cases = [case for batch in merge([(i, score(images, texts)) for i, (images, texts) in own_batches(
             batches, dataset.name)]) for case in batch]
     rows = {row: [case[row] for case in cases] for row in ROWS if row in cases[0]}
-    surfaces = dict(SURFACES)
-    if not job.by_cosine:  # a sum over tokens, so that length may decide
-        surfaces["length"] = lambda text: len(tokenizer.encode(text))
     if dataset.metric.statements:
         metrics, items = statement_metrics(rows, dataset.cases)
     else:
