@@ -25,7 +25,6 @@ VALIDATION = ("val", "validation", "valid")
 FOLDER_LAYOUT = "DIR/train/CLASS/*, DIR/test/CLASS/*"
 HELD_OUT = 0.2  # share of the images that are the test split, if there is only train
 PREFIXES = ("wds/", "vtab/", "tfds/")  # before any name
-OF_ITS_CLASS = "the files of its class in torchvision or clip_benchmark"
 
 
 def covers(name: str) -> bool:
@@ -46,7 +45,7 @@ def known_name(name: str) -> str:
 
 
 def missing(name: str, root: str, problem: object) -> FileNotFoundError:
-    layout = FOREIGN.get(name, {}).get("layout", OF_ITS_CLASS)
+    layout = FOREIGN.get(name, {}).get("layout", "the files of its class in torchvision or clip_benchmark")
     return FileNotFoundError(f"{name} is not complete in {root}, and nothing is downloaded ({problem}): give "
                              f"--dataset_root ROOT with {layout}, or a webdataset by --dataset wds/{name}")
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from open_clip_mdc.data.files import new_file
@@ -99,7 +99,7 @@ def spacy_tagger() -> Tagger:
     return tag
 
 
-def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
+def frozen_options(path: Path, dataset: str, captions: list[str],
                    tagger: Tagger | None) -> tuple[list[list[str]], str]:
     """Return for each caption five options, the right one first, and the SHA-256 of the frozen file.
 
@@ -110,7 +110,6 @@ def frozen_options(path: str | Path, dataset: str, captions: Iterable[str],
 
     Raises FileNotFoundError if the file cannot be made, ValueError if it was changed or belongs to other captions.
     """
-    path, captions = Path(path), list(captions)
     if not path.is_file():
         _freeze(path, dataset, captions, tagger)
     try:

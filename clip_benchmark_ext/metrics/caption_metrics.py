@@ -37,8 +37,6 @@ PLAIN_WORD = re.compile(
     re.VERBOSE)
 PTB_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 NO_JAVA = "there is no Java: install a runtime, such as Debian's default-jre-headless"
-NO_SPICE_MODELS = ("its language models are missing: run `python -m pycocoevalcap.spice.get_stanford_models` once "
-                   "(400 MB)")
 # Time limits of a Java program, to start and per caption with its references.
 START_SECONDS, CAPTION_SECONDS = 600, 2
 # METEOR reads its tables for ten seconds. So it stays, by the Java and the process that started it, and ends with it.
@@ -234,7 +232,8 @@ def spice(hypotheses: Captions, references: References) -> Scored:
     """
     java()
     if not all(path.exists() for path in SPICE_MODELS):
-        raise FileNotFoundError(NO_SPICE_MODELS)
+        raise FileNotFoundError("its language models are missing: run `python -m "
+                                "pycocoevalcap.spice.get_stanford_models` once (400 MB)")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "captions.json")
         path.write_text(json.dumps([{"image_id": i, "test": hypothesis, "refs": list(targets)} for i, (
