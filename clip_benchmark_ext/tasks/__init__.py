@@ -3,7 +3,7 @@
 A task's code is imported only when it runs, as most tasks need little of the package.
 """
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from torch.utils.data import DataLoader
@@ -25,8 +25,7 @@ class Task(NamedTuple):
     of_towers: bool = False  # True if `Job.model` is a `towers.Towers`
 
     def evaluate(self, job: Job, batches: DataLoader) -> dict:
-        module, _, function = self.place.partition(":")
-        return getattr(import_module(module, __package__), function)(job, batches)
+        return resolve_name(__package__ + self.place)(job, batches)
 
 
 SCORER = ("scorer", "num_samples", "alpha")
