@@ -54,10 +54,13 @@ def accuracy(name: str, predicted: Tensor, targets: Tensor) -> dict[str, float |
     return {f"{name}_acc1": share, f"{name}_macro": float(balanced_accuracy_score(targets, predicted)), **error}
 
 
-def by_features(job: Job, splits: Splits, name: str, classes: int) -> tuple[dict, Tensors]:
-    """Return the weight decay of the linear probe, and the classes [N] that k-NN and the linear probe predict."""
-    args, labels, targets = job.args, splits.learn.column("targets"), splits.test.column("targets")
-    learn, test = splits.learn.column(name), splits.test.column(name)
+def by_features(job: Job, splits: Splits, name: str, labels: Tensor, targets: Tensor,
+                classes: int) -> tuple[dict, Tensors]:
+    """Return the weight decay of the linear probe, and the classes [N] that k-NN and the linear probe predict.
+
+    `labels` are the classes of the images of `splits.learn`, and `targets` [N] those of `splits.test`.
+    """
+    args, learn, test = job.args, splits.learn.column(name), splits.test.column(name)
     if args.normalize:
         for features in (learn, test):
             F.normalize(features, dim=-1, out=features)
@@ -114,7 +117,7 @@ def run(job: Job, batches: DataLoader) -> dict:
                "epochs": job.args.fewshot_epochs, "seed": job.args.seed}
     values = {}
     for row, name in rows.items():
-        about, predicted = by_features(job, splits, name, classes)
+        about, predicted = by_features(job, splits, name, labels, targets, classes)
         if row in ("", "untrained/"):
             more, predicted["attentive"] = by_attention(job, splits, "untrained.tokens" if row else "tokens", classes)
             about |= more
