@@ -18,9 +18,9 @@ from open_clip_mdc.data.text import unique
 
 
 def read_sample(sample: dict, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, list[str], str, str]:
-    name = f"{sample['__url__']}, sample {sample['__key__']}"
     if "txt" not in sample:
-        raise ValueError(f"{name}: this task needs an image and a .txt with one caption per line")
+        raise ValueError(f"{sample['__url__']}, sample {sample['__key__']}: this task needs an image and a .txt with "
+                         "one caption per line")
     return transform(sample["jpg"]), text_of(sample).split("\n"), sample["__key__"], sample["__name__"]
 
 

@@ -99,8 +99,7 @@ def spacy_tagger() -> Tagger:
     return tag
 
 
-def frozen_options(path: Path, dataset: str, captions: list[str],
-                   tagger: Tagger | None) -> tuple[list[list[str]], str]:
+def frozen_options(path: Path, dataset: str, captions: list[str], tagger: Tagger | None) -> tuple[list[list[str]], str]:
     """Return for each caption five options, the right one first, and the SHA-256 of the frozen file.
 
     Args:

@@ -88,10 +88,10 @@ def cosine_logits(job: Job, batches: DataLoader) -> tuple[Tensor, Tensor]:
 
 def read_classifier(path: str, classes: int) -> Tensor:
     content = weights.read(Path(path))  # [D, K]
-    if isinstance(content, Tensor) and content.dtype not in weights.FLOATS:
-        raise weights.wrong_type(content, Path(path), "the classifier")
     if not isinstance(content, Tensor) or content.ndim != 2 or content.shape[1] != classes:
         raise ValueError(f"--load_clfs {path} is not a classifier of {classes} classes from --save_clf")
+    if content.dtype not in weights.FLOATS:
+        raise weights.wrong_type(content, Path(path), "the classifier")
     weights.check_finite(content, Path(path))
     return content
 
