@@ -12,7 +12,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -163,10 +163,7 @@ def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, no
     data = {}
     for split, loader in loaders.items():
         key = cache_key(model_key, loader, split, kind, normalize, device, amp)
-
-        def extract(split: str = split, loader: DataLoader = loader) -> tuple[Tensor, Tensor]:
-            return extract_features(scale, loader, device, amp, f"{split} features", folder)
-
+        extract = partial(extract_features, scale, loader, device, amp, f"{split} features", folder)
         data[split] = cached_features(folder, key, extract, note)
         targets = data[split][1]
         if targets.ndim > 2 or targets.ndim == 1 and targets.is_floating_point():

@@ -118,7 +118,7 @@ def test_few_shots_do_not_depend_on_whether_the_features_were_there(monkeypatch,
     first, second = run(tmp_path, fewshot_k=2), run(tmp_path, fewshot_k=2)
     assert first == second
     assert first["lp_acc1"] != run(tmp_path, fewshot_k=2, seed=1)["lp_acc1"]  # it does depend on the draw
-    monkeypatch.setattr(linear_probe, "extract_features", None)
+    monkeypatch.setattr(linear_probe, "extract_features", pytest.fail)
     assert run(tmp_path, fewshot_k=2) == first
 
 
@@ -140,7 +140,7 @@ def test_a_validation_share_is_the_one_upstream_takes_also_from_a_stream(monkeyp
     streams = (loader(Stream(TRAIN)), None, loader(Stream(TEST)))
     assert run(tmp_path / "streams", val_proportion=0.3, splits=streams) == ours
     # The whole training split was encoded once: another share, or none, finds it.
-    monkeypatch.setattr(linear_probe, "extract_features", None)
+    monkeypatch.setattr(linear_probe, "extract_features", pytest.fail)
     assert run(tmp_path / "ours")["weight_decay"] == 0
 
 
