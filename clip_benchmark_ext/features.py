@@ -178,10 +178,10 @@ def cached_features(folder: str, key: dict, extract: Callable[[], Features], not
         warnings.warn(f"{error}: extracting these features again", stacklevel=2)
     if everywhere(found is not None):  # processes extract together or not at all
         return found
-    features, targets = extract()
+    found = extract()
     if is_first():
-        save_features(path, key, features, targets, note)
-    return features, targets
+        save_features(path, key, *found, note)
+    return found
 
 
 def feature_path(folder: str, key: dict) -> str:

@@ -58,8 +58,7 @@ def metrics(samples: Mapping[str, Captions], train: set[str] | None = None) -> t
     words = {image: [plain_words(caption) for caption in captions] for image, captions in samples.items()}
     normalised = [[normal(caption) for caption in captions] for captions in samples.values()]
     of_images = {
-        "div_1": [div(captions, 1) for captions in words.values()],
-        "div_2": [div(captions, 2) for captions in words.values()],
+        **{f"div_{n}": [div(captions, n) for captions in words.values()] for n in (1, 2)},
         "distinct_captions": [len(set(captions)) / len(captions) for captions in normalised],
     }
     if train is not None:

@@ -54,8 +54,7 @@ def generate(model: torch.nn.Module, images: Tensor, number: int, options: Mappi
     options = {name: value for name, value in options.items() if name not in ("batch_size", *OF_CLIP)}
     sampling = {name: options.pop(name) for name in Sampling._fields if name in options}
     if "seed" in options:
-        seed = options.pop("seed")
-        state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        state = int(np.random.SeedSequence([options.pop("seed"), number]).generate_state(1)[0])
         generator = torch.Generator(images.device).manual_seed(state)
         options["sampling"] = Sampling(**sampling, generator=generator)
     given = {"blind": blind, "guide": guide, "guidance_kl": guidance_kl}
