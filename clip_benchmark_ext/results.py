@@ -72,8 +72,7 @@ def named_files(option: str, value: object) -> list[str]:
     return [path for path in paths if os.path.isfile(path)]
 
 
-def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping,
-             data: Mapping[str, str]) -> dict:
+def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping, data: Mapping[str, str]) -> dict:
     """Return the names and settings of a result, as plain JSON values.
 
     Args:

@@ -25,6 +25,7 @@ from .tasks import TASKS
 
 
 def run(upstream):
+    """Return what replaces clip_benchmark's `run`."""
     return evaluate
 
 

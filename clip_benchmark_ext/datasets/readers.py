@@ -72,6 +72,7 @@ class Entry:
         return inside(self.folder, name, self.path, self.key)
 
     def image(self, column: str) -> Path | Cell:
+        """Return the image that a column names, or holds in a table."""
         image, columns = self.value(column, str, int, Cell), self.row["columns"]
         if isinstance(image, Cell):
             return image

@@ -11,16 +11,16 @@ from torch.utils.data import DataLoader
 from ..evaluation_job import Job
 from ..flags import DECODING, cloze_options, decoding_options, retrieval_options, scoring_options
 
-Names = tuple[str, ...]
+FlagNames = tuple[str, ...]
 
 
 class Task(NamedTuple):
     """A task's function, and the arguments and flags that decide its numbers."""
 
     place: str  # module:function
-    arguments: Names = ()  # clip_benchmark's arguments that decide this task's numbers
-    flags: Names = ()  # our flags, for any model
-    captioner_flags: Names = ()  # our flags, for captioners only
+    arguments: FlagNames = ()  # clip_benchmark's arguments that decide this task's numbers
+    flags: FlagNames = ()  # our flags, for any model
+    captioner_flags: FlagNames = ()  # our flags, for captioners only
     options: Callable[..., dict] = lambda *_: {}  # a function of flags.py
     of_towers: bool = False  # True if `Job.model` is a `towers.Towers`
 

@@ -195,7 +195,7 @@ def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_dec
     batch_size, lr, epochs, seed, device, amp = settings
     torch.manual_seed(seed)
     probe = nn.Linear(features.shape[1], num_classes).to(device)
-    optimizer = torch.optim.AdamW(probe.parameters(), weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(probe.parameters(), lr, weight_decay=weight_decay)  # refuses an lr below 0
     # Row numbers, not rows, as gathering by index is much faster than loading rows one by one.
     batches = DataLoader(range(len(features)), batch_size, shuffle=True)
     steps = epochs * len(batches)
