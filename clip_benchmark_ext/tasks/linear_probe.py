@@ -155,15 +155,14 @@ def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool
 
 def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, settings: Settings,
                  folder: str, note: str) -> Data:
-    device, amp = settings.device, settings.amp
-    model.eval().to(device)
+    model.eval().to(settings.device)
     encode = feature_fn(model, kind)
     scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
     model_key = fingerprint(model)
     data = {}
     for split, loader in loaders.items():
-        key = cache_key(model_key, loader, split, kind, normalize, device, amp)
-        extract = partial(extract_features, scale, loader, device, amp, f"{split} features", folder)
+        key = cache_key(model_key, loader, split, kind, normalize, settings.device, settings.amp)
+        extract = partial(extract_features, scale, loader, settings.device, settings.amp, f"{split} features", folder)
         data[split] = cached_features(folder, key, extract, note)
         targets = data[split][1]
         if targets.ndim > 2 or targets.ndim == 1 and targets.is_floating_point():
