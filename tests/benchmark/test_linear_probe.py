@@ -82,7 +82,7 @@ def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=
         else:
             results.append(evaluate(Vectors(), loaders | ({"val": val_loader} if val else {}), "pooled",
                                     str(tmp_path / name), fewshot_k, Settings(64, 0.1, epochs, seed, "cpu", amp),
-                                    normalize=normalize, verbose=True))
+                                    normalize, verbose=True))
     return results
 
 

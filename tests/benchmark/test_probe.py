@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 import open_clip_mdc
 from clip_benchmark_ext import towers
 from clip_benchmark_ext.table import markdown, read_results
-from clip_benchmark_ext.tasks import heads, knn, probe
-from clip_benchmark_ext.tasks.linear_probe import Settings
+from clip_benchmark_ext.tasks import heads, knn, linear_probe, probe
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.towers import patch_tokens, tower
 
@@ -26,9 +25,8 @@ CLASSES = ["red", "blue", "green"]
 def test_votes_of_neighbours_are_those_of_a_loop(monkeypatch):
     monkeypatch.setattr(knn, "KS", (1, 10, 20, 100))
     monkeypatch.setattr(knn, "COSINES", 90)  # three test images at once
-    generator = torch.Generator().manual_seed(0)
-    train, test = torch.randn(30, 5, generator=generator), torch.randn(7, 5, generator=generator)
-    labels = torch.randint(0, 4, (30,), generator=generator)
+    torch.manual_seed(0)
+    train, test, labels = torch.randn(30, 5), torch.randn(7, 5), torch.randint(0, 4, (30,))
     votes = knn.knn_votes(train, labels, test, 4)
     assert votes.keys() == {"knn1", "knn10", "knn20"}  # there are 30 training images
     for k in (1, 10, 20):
@@ -82,7 +80,7 @@ def test_attention_finds_what_the_mean_over_patches_has_lost():
                 3e-3, 0.1, 20, 32, 0, "test")
     assert attentive(test).argmax(1).eq(targets).float().mean() > 0.95
     data = {"train": (tokens.mean(1), labels), "test": (test.mean(1), targets)}
-    assert probe.probe_features(data, -1, Settings(32, 0.1, 20, 0, "cpu", False))[1]["lp_acc1"] < 0.65
+    assert probe.probe_features(data, -1, linear_probe.Settings(32, 0.1, 20, 0, "cpu", False))[1]["lp_acc1"] < 0.65
 
 
 TOWERS = [dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
