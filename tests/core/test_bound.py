@@ -4,6 +4,7 @@ A network is a table of two tokens, small enough for sums over all x_t and for t
 """
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, kl, much_replacement, product, true_posteriors  # noqa: F401
 
 from open_clip_mdc.likelihood.replace_bound import Noise, bound, bound_of_draws, draw_noise
-from open_clip_mdc.likelihood.scoring import Scoring
+from open_clip_mdc.likelihood.scoring import Call, Scoring
 from open_clip_mdc.objectives.replace_process import make_schedule, prior_kl
 
 SOT, EOT = V - 2, V - 1  # words 0 and 1
@@ -22,11 +23,14 @@ PRESETS = ("absorbing", "replace", "half")
 TABLE = torch.randn(V + 1, V + 1, T + 1, 2, V, dtype=torch.float64, generator=seeded(0))
 
 
-def table_network(lengths):
-    def token_logits(text, predicted, time):
-        row, place = predicted // text.shape[1], predicted % text.shape[1]
-        return TABLE[text[row, 1], text[row, 2], time[row], place - 1]
-    return token_logits
+def token_logits(text, predicted, time):
+    row, place = predicted // text.shape[1], predicted % text.shape[1]
+    return TABLE[text[row, 1], text[row, 2], time[row], place - 1]
+
+
+def call(x_0, schedule):
+    return Call(SimpleNamespace(vocab_size=V, objective=SimpleNamespace(schedule=lambda *_: schedule)),
+                lambda lengths: token_logits, torch.tensor([[SOT, *x_0]]), 1, 64, "cpu")
 
 
 def chain(matrices, first: int, second: int, t: int, place: int) -> torch.Tensor:
@@ -75,24 +79,20 @@ def every_noise(schedule, x_0: tuple[int, int]) -> Noise:
 def test_the_mean_over_all_noise_is_the_exact_bound_of_the_exact_likelihood(preset, x_0):
     schedule = make_schedule(V, T, preset)
     nll, expected, parts = exact(preset, x_0)
-    text = torch.tensor([[SOT, *x_0]])
     noise = every_noise(schedule, x_0)
-    values, tokens = bound_of_draws(table_network, text, {2: noise}, schedule, max_tokens=64)
+    values, tokens = bound_of_draws(call(x_0, schedule), {2: noise}, schedule)
     prior = prior_kl(schedule)
     assert (values[0] * noise.weight).sum() + 2 * prior == pytest.approx(expected, rel=1e-5)
     assert (tokens[0, 1:] + prior).tolist() == pytest.approx(parts, rel=1e-5)
     assert expected > nll
-    score = bound(table_network, text, V, lambda size, device: schedule, Scoring(num_samples=20000))
-    error = float(score.standard_error)
-    assert abs(-float(score.log_likelihood) - expected) < 4 * error < 0.1 * expected
+    score = bound(call(x_0, schedule), Scoring(num_samples=20000))
+    assert abs(-float(score.log_likelihood) - expected) < 4 * float(score.standard_error) < 0.1 * expected
     assert score.token_log_likelihood[0].sum().item() == pytest.approx(float(score.log_likelihood), rel=1e-5)
 
 
 def test_the_standard_error_is_that_of_repeated_estimates():
-    schedule = make_schedule(V, T, "half")
-    text = torch.tensor([[SOT, 0, EOT]])
-    scores = [bound(table_network, text, V, lambda size, device: schedule, Scoring(num_samples=50, seed=s))
-              for s in range(300)]
+    one = call((0, EOT), make_schedule(V, T, "half"))
+    scores = [bound(one, Scoring(num_samples=50, seed=s)) for s in range(300)]
     spread = torch.cat([s.log_likelihood for s in scores]).std()
     assert 0.8 < spread / torch.cat([s.standard_error for s in scores]).square().mean().sqrt() < 1.25
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 from conftest import images
-from likelihoods import MASK, V, caption, log_probs, random_captions, read, reveal
+from likelihoods import MASK, caption, log_probs, random_captions, read, reveal
 
 from open_clip_mdc.likelihood import exact as estimators
 from open_clip_mdc.likelihood import log_likelihood as scoring
@@ -35,15 +35,15 @@ def test_heuristic_equals_a_naive_loop_over_logits(mdc):
 
 
 def test_finished_rows_leave_the_batch(mdc):
-    image_kv = mdc.text.project_image(mdc.encode_image_tokens(images(1)))
+    network = mdc.network(mdc.encode_image_tokens(images(1)))
     tokens, asked_for = [], []
 
     def count(lengths):
-        token_logits = mdc.token_logits(image_kv, lengths)
         return lambda text, predicted: tokens.append(sum(lengths)) or asked_for.append(len(predicted)) or \
-            token_logits(text, predicted)
+            network(lengths)(text, predicted)
 
+    text = torch.tensor([caption(1, 2), caption(1, 2, 3, 4)])  # 4 and 6 tokens with SOT
     with torch.no_grad():
-        estimators.heuristic(count, torch.tensor([caption(1, 2), caption(1, 2, 3, 4)]), V)  # 4 and 6 tokens with SOT
+        estimators.heuristic(scoring.Call(mdc, count, text, 1, 24, "cpu"), None)
     assert tokens == [10, 10, 10, 7, 7]
     assert asked_for == [8, 6, 4, 2, 1]

@@ -11,21 +11,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.types import Device
 
 from ..decoding.confidence import reveal
-from ..models.interface import Network
 from ..objectives.blocks import filled
 from ..text.packing import scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id
-from .calls import copier
 from .draws import draw_masks, estimate
 from .exact import confidence_and_score, estimated, token_log_prob
-from .scoring import Likelihood, Scoring
+from .scoring import Call, Likelihood, Scoring
 
 
-def whole_blocks(text: Tensor, vocab_size: int, size: int, context_length: int) -> tuple[Tensor, Tensor, Tensor]:
+def whole_blocks(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return captions in whole blocks, long [R, number * K], their tokens [R], and what is scored, bool like them."""
+    (_, text, vocab_size), (size, context_length) = call.rows, call.blocks
     number = -(-int(caption_lengths(text, vocab_size).max()) // size)  # of blocks
     width = number * size
     text, count = filled(F.pad(text, (0, max(0, width - text.shape[1])))[:, :width], size, vocab_size, context_length)
@@ -33,15 +31,14 @@ def whole_blocks(text: Tensor, vocab_size: int, size: int, context_length: int) 
     return text, count, (position > 0) & (position < count[:, None])  # SOT is given
 
 
-def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
-                          options: Scoring, device: Device = None) -> Likelihood:
+def monte_carlo_in_blocks(call: Call, options: Scoring) -> Likelihood:
     """Return the sum over blocks of the estimate of Eq. 8 within each, and its standard error.
 
     A pass draws the masks of all blocks at once. If a block has few masks, as one of 4 tokens has, all are drawn.
-    Args: as in `heuristic_in_blocks`. `options` has the most draws of a block, their seed, and an interval.
+    Args: `options` has the most draws of a block, their seed, and an interval.
     """
-    text, count, masked = whole_blocks(text, vocab_size, size, context_length)
-    token_logits = network(count.tolist(), clean=text)
+    (size, context_length), (text, count, masked) = call.blocks, whole_blocks(call)
+    token_logits = call.network(count.tolist(), clean=text)
     tokens = masked.view(len(text), -1, size).sum(2).numpy()  # of each block, [R, number]
     # Blocks have draws of their own, so that their errors are independent.
     draws = {(block, n): draw_masks(n, options.num_samples, options.seed * context_length + block, options.interval)
@@ -50,11 +47,11 @@ def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size:
     for (block, n), own in draws.items():
         first = int(block == 0)  # after SOT
         hidden[:len(own.hidden), tokens[:, block] == n, block, first:first + n] = own.hidden[:, None]
-    text = text.to(device or text.device, non_blocking=True)
-    sums, to_device = torch.zeros(hidden.shape[:3], device=text.device), copier(text.device)
+    text = text.to(call.device, non_blocking=True)
+    sums = torch.zeros(hidden.shape[:3], device=text.device)
     for number, now in enumerate(hidden):
-        places = to_device(now.ravel().nonzero()[0])
-        noisy = scatter_flat(text, places, mask_id(vocab_size))
+        places = call.to_device(now.ravel().nonzero()[0])
+        noisy = scatter_flat(text, places, mask_id(call.model.vocab_size))
         found = scatter_flat(torch.zeros(text.shape, device=text.device), places, token_log_prob(
             token_logits(noisy, places), text.take(places)))
         sums[number] = found.view(now.shape).sum(2)
@@ -69,23 +66,18 @@ def monte_carlo_in_blocks(network: Network, text: Tensor, vocab_size: int, size:
     return estimated(text.device, score, np.sqrt(variance), used)
 
 
-def heuristic_in_blocks(network: Network, text: Tensor, vocab_size: int, size: int, context_length: int,
-                        device: Device = None) -> Likelihood:
-    """Return log-likelihoods of captions, long [R, L] on the CPU, in blocks of `size` tokens.
-
-    Args:
-        network: also takes the clean captions, as `Captioner.token_logits` does.
-        device: the network's device, by default the text's.
-    """
+def heuristic_in_blocks(call: Call, options: Scoring) -> Likelihood:
+    """Return log-likelihoods of captions in order of confidence within each block."""
+    (network, text, vocab_size), (size, _) = call.rows, call.blocks
     lengths, text_length = caption_lengths(text, vocab_size), text.shape[1]
-    text, count, masked = whole_blocks(text, vocab_size, size, context_length)
+    text, count, masked = whole_blocks(call)
     width, position = text.shape[1], torch.arange(text.shape[1])
     # A row of `reveal` is a block: [R, number * K] and [R * number, K] lie alike in memory.
     shape, left = (len(text) * width // size, size), masked.view(-1, size).sum(1).numpy()
     token_logits = network(count.tolist(), clean=text)
     hidden = masked.flatten().nonzero().squeeze(1)
     # [R, 1], [R, L], [R, L] and long [M] into R*L, on the device.
-    ends, text, masked, hidden = (x.to(device or text.device, non_blocking=True) for x in (
+    ends, text, masked, hidden = (x.to(call.device, non_blocking=True) for x in (
         (lengths - 1)[:, None], text, masked, hidden))
     noisy = text.masked_fill(masked, mask_id(vocab_size))
     per_token, order = torch.zeros(text.shape, device=text.device), torch.full_like(text, -1)

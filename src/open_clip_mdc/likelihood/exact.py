@@ -1,6 +1,6 @@
 """Likelihoods of captions by the chain rule, in reading order (Eq. 7) or in order of confidence (heuristic, Sec. 4.2).
 
-A `Network` is the decoder with the images' keys and values. SOT is given. All other tokens are scored, also EOT.
+SOT is given. All other tokens are scored, also EOT.
 
 Dimensions: B images, C candidates of an image, R captions (R/B consecutive rows per image), L positions, N scored
 tokens of a caption, M predicted tokens, V vocabulary.
@@ -9,15 +9,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.types import Device
 
 from ..decoding.confidence import reveal
-from ..models.interface import Network
 from ..text.packing import partition_indices, scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id, target_tokens
 from .calls import distinct_logits
 from .prefixes import prefix_logits, shared_prefixes
-from .scoring import Likelihood
+from .scoring import Call, Likelihood, Scoring
 
 
 def estimated(device: torch.device, score: np.ndarray, error: np.ndarray, draws: np.ndarray,
@@ -40,28 +38,27 @@ def confidence_and_score(logits: Tensor, true: Tensor, which: Tensor | None = No
     return (logits.amax(1) - log_z)[which], logits[which, true] - log_z[which]
 
 
-def autoregressive(network: Network, text: Tensor, vocab_size: int, device: Device = None,
-                   num_images: int | None = None) -> Likelihood:
+def autoregressive(call: Call, options: Scoring) -> Likelihood:
     """Return the log-likelihood of Eq. 7: the sum of log p(c_i | c_<i, image), from the token after SOT to EOT.
 
-    Args: with `num_images`, B, captions of an image that begin alike may share what they begin with (`prefixes.py`).
+    Captions of an image that begin alike may share what they begin with (`prefixes.py`), if the model can.
     """
+    network, text, vocab_size = call.rows
     lengths = caption_lengths(text, vocab_size).tolist()
-    tree = shared_prefixes(text[:, :max(lengths)].numpy(), np.array(lengths), num_images) if num_images else None
-    text = text.to(device or text.device, non_blocking=True)
+    tree = shared_prefixes(call, np.array(lengths)) if call.model.footprint.joins else None
+    text = text.to(call.device, non_blocking=True)
     captions = text[:, :max(lengths)]
     # Long [M] into R*L. The host knows M, so that it need not ask the device.
     predicted, _ = partition_indices(target_tokens(captions, vocab_size), sum(lengths) - len(lengths))
     per_token = torch.zeros(captions.shape, device=text.device)
     if len(predicted):
-        logits, which = (network(lengths)(captions, predicted), None) if tree is None else prefix_logits(
-            network, tree, text.device)
+        logits, which = (network(lengths, causal=True)(captions, predicted), None) if tree is None else prefix_logits(
+            call, tree)
         per_token = scatter_flat(per_token, predicted, token_log_prob(logits, captions.take(predicted), which))
     return Likelihood(per_token.sum(1), F.pad(per_token, (0, text.shape[1] - captions.shape[1])))
 
 
-def heuristic(network: Network, text: Tensor, vocab_size: int, device: Device = None,
-              num_images: int = 1) -> Likelihood:
+def heuristic(call: Call, options: Scoring) -> Likelihood:
     """Return the paper's heuristic: reveal a caption in order of confidence, and sum its tokens' log-probabilities.
 
     A position's confidence is the highest probability in the vocabulary, even if that of the true token is lower. The
@@ -69,13 +66,12 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: Device = 
     rule: given the length, the probabilities of all captions add up to 1. The score is the exact log-probability that
     decoding in order of confidence samples this caption. It is another likelihood than the one that Eq. 8 bounds.
 
-    Args:
-        text: long [R, L]. If it is on the CPU, the host does not wait for the device.
-        device: the network's device, by default the text's.
-        num_images: B. On the CPU the captions of an image that agree in all that is revealed so far are read once.
+    The host does not wait for the device. On the CPU the captions of an image that agree in all that is revealed so far
+    are read once.
     """
-    lengths = caption_lengths(text, vocab_size).cpu().numpy()  # [R]
-    text = text.to(device or text.device, non_blocking=True)
+    network, text, vocab_size = call.rows
+    lengths = caption_lengths(text, vocab_size).numpy()  # [R]
+    text = text.to(call.device, non_blocking=True)
     captions = text[:, :int(lengths.max())]
     # [R, L]: all but SOT are scored, so all but SOT are masked at first.
     masked = target_tokens(captions, vocab_size)
@@ -85,10 +81,10 @@ def heuristic(network: Network, text: Tensor, vocab_size: int, device: Device = 
     order = torch.full_like(captions, -1)
     token_logits, unfinished = network(lengths), num_masked > 0
     # A GPU would wait for the host, which compares the rows.
-    shared = len(text) > num_images and noisy.device == torch.device("cpu")
+    shared = len(text) > call.num_images and noisy.device == torch.device("cpu")
 
     def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits, which = distinct_logits(network, noisy, np.where(unfinished, lengths, 1), hidden, num_images) \
+        logits, which = distinct_logits(call, noisy, np.where(unfinished, lengths, 1), hidden) \
             if shared else (token_logits(noisy, hidden), None)
         return confidence_and_score(logits, captions.take(hidden), which)
 

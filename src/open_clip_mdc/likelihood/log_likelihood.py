@@ -57,29 +57,18 @@ def mean_image(model: "AnyCaptioner", images: Iterable[Tensor]) -> Tensor:
 
 
 SCORERS = {
-    "autoregressive": Scorer(
-        lambda call, options: autoregressive(partial(call.network, causal=True), call.text, call.model.vocab_size,
-                                             call.device, call.num_images if call.model.footprint.joins else None),
-        lambda n, options: 1),
-    "heuristic": Scorer(lambda call, options: heuristic(*call.rows, call.device, call.num_images),
-                        lambda n, options: n),
-    "parallel": Scorer(lambda call, options: parallel(*call.rows, call.max_tokens, call.num_images, call.device),
-                       lambda n, options: 1, lambda options: 1, by_length=True),
+    "autoregressive": Scorer(autoregressive, lambda n, options: 1),
+    "heuristic": Scorer(heuristic, lambda n, options: n),
+    "parallel": Scorer(parallel, lambda n, options: 1, lambda options: 1, by_length=True),
     "monte_carlo": Scorer(
-        lambda call, options: monte_carlo(*call.rows, options, call.max_tokens, call.num_images, call.device),
-        lambda n, options: len(draw_masks(n, options.num_samples, options.seed, options.interval).hidden),
+        monte_carlo, lambda n, options: len(draw_masks(n, options.num_samples, options.seed, options.interval).hidden),
         lambda options: options.num_samples),
-    "bound": Scorer(
-        lambda call, options: bound(*call.rows, call.model.objective.schedule, options, call.max_tokens,
-                                    call.num_images, call.device),
-        lambda n, options: options.num_samples, lambda options: options.num_samples, 4),
+    "bound": Scorer(bound, lambda n, options: options.num_samples, lambda options: options.num_samples, 4),
 }
 # The same of a model that reads one block after another. N is then the tokens of a caption's largest block.
 OF_BLOCKS = {
-    "heuristic": Scorer(lambda call, options: heuristic_in_blocks(*call.rows, *call.blocks, call.device),
-                        SCORERS["heuristic"].passes),
-    "monte_carlo": Scorer(lambda call, options: monte_carlo_in_blocks(*call.rows, *call.blocks, options, call.device),
-                          SCORERS["monte_carlo"].passes),
+    "heuristic": Scorer(heuristic_in_blocks, SCORERS["heuristic"].passes),
+    "monte_carlo": Scorer(monte_carlo_in_blocks, SCORERS["monte_carlo"].passes),
 }
 
 

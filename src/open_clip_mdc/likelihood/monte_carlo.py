@@ -6,33 +6,29 @@ Dimensions: B images, R captions (R/B consecutive rows per image), L positions, 
 J pairs of a caption and a draw.
 """
 import numpy as np
-import torch
 from torch import Tensor
-from torch.types import Device
 
-from ..models.interface import Network, TokenLogits
+from ..models.interface import TokenLogits
 from ..text.packing import scatter_flat
 from ..text.special_tokens import caption_lengths, mask_id
-from .calls import copier, first_of_equal, score_draws
+from .calls import first_of_equal, score_draws
 from .draws import draw_masks, estimate
 from .exact import estimated, token_log_prob
-from .scoring import DEFAULT, Likelihood, Scoring
+from .scoring import Call, Likelihood, Scoring
 
 FEW = 1024  # pairs, for which sharing saves little time. Decoder calls of another size may differ in the last bits
 
 
-def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, hidden: np.ndarray, first: np.ndarray,
-                          vocab_size: int, num_images: int, max_tokens: int, device: Device) -> np.ndarray:
+def hidden_log_likelihood(call: Call, row: np.ndarray, hidden: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return the mean log-likelihood of the masked tokens, float32 [J]. The host waits for the device once.
 
     Args:
-        text: long [R, L].
         row: long [J], indices of captions, in the order of their images.
         hidden: bool [J, L], True at masked tokens.
         first: long [J], the first pair whose noised caption is equal. The decoder reads only that one.
     """
-    to_device = copier(device)
-    length = caption_lengths(torch.from_numpy(text), vocab_size).numpy()[row]  # [J]
+    vocab_size, text, to_device = call.model.vocab_size, call.text.numpy(), call.to_device
+    length = caption_lengths(call.text, vocab_size).numpy()[row]  # [J]
     read, count = np.unique(first, return_counts=True)  # the pairs that are read, and how many each serves, [D]
     pairs, start = first.argsort(kind="stable"), count.cumsum() - count  # those of a D lie together
 
@@ -53,16 +49,14 @@ def hidden_log_likelihood(network: Network, text: np.ndarray, row: np.ndarray, h
         at = to_device(numbered.reshape(noisy.shape)[of][masked])
         found = token_log_prob(logits, to_device(text[row[number], :longest][masked]), at)
         places = to_device(masked.ravel().nonzero()[0])
-        return number, scatter_flat(torch.zeros(masked.shape, device=device), places, found).sum(1)
+        return number, scatter_flat(found.new_zeros(masked.shape), places, found).sum(1)
 
     # Rows of an image lie together, the same number for each.
-    image = row[read] * num_images // len(text)
-    found = score_draws(network, image, length[read], num_images, max_tokens, score).cpu().numpy()
+    found = score_draws(call, call.image[row[read]], length[read], score).cpu().numpy()
     return found / hidden.sum(1).astype(np.float32)
 
 
-def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scoring = DEFAULT,
-                max_tokens: int = 4096, num_images: int = 1, device: Device = None) -> Likelihood:
+def monte_carlo(call: Call, options: Scoring) -> Likelihood:
     """Return an estimate of the bound of Eq. 8 for the candidate captions of images, with common random masks.
 
     It is unbiased for every number of draws. Masks depend on (seed, length) alone. So the difference of two candidates
@@ -72,21 +66,14 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scorin
     Their mean replaces the mean over all counts, so the score is the training objective of a caption rather than Eq. 8.
     It is still a bound if t_max = 1 and the model predicts better the more it sees.
 
-    Args:
-        network: bidirectional.
-        text: long [R, L], each image's candidates. A row without scored tokens gets 0.
-        options: the largest number of draws per caption, their seed, and the interval.
-        max_tokens: tokens per decoder call.
-        num_images: B.
-        device: the network's device, by default the text's. The host waits for it once.
+    The host waits for the device once.
     """
-    device = device or text.device
-    text = text.cpu()
+    _, text, vocab_size = call.rows
     lengths, text = caption_lengths(text, vocab_size).numpy() - 1, text.numpy()  # without SOT
     draws = {n: draw_masks(n, options.num_samples, options.seed, options.interval)
              for n in np.unique(lengths[lengths > 0]).tolist()}
     # The captions of an image that have the same length share their masks.
-    groups = [(n, rows[lengths[rows] == n]) for rows in np.split(np.arange(len(text)), num_images)
+    groups = [(n, rows[lengths[rows] == n]) for rows in np.split(np.arange(len(text)), call.num_images)
               for n in np.unique(lengths[rows]).tolist() if n]
     score, error, used = np.zeros(len(text), np.float32), np.zeros(len(text)), np.zeros(len(text), int)
     if groups:
@@ -100,8 +87,8 @@ def monte_carlo(network: Network, text: Tensor, vocab_size: int, options: Scorin
                  for start, rows, own, (n, _) in zip(starts, row, hidden, groups, strict=True)]
         row, hidden, equal = map(np.concatenate, (row, hidden, equal))
         first = equal if len(row) > FEW else np.arange(len(row))
-        values = hidden_log_likelihood(network, text, row, hidden, first, vocab_size, num_images, max_tokens, device)
+        values = hidden_log_likelihood(call, row, hidden, first)
         for (n, rows), own in zip(groups, np.split(values, starts[1:]), strict=True):
             score[rows], error[rows] = estimate(own.reshape(len(rows), -1).astype(float), draws[n])
             used[rows] = len(draws[n].hidden)
-    return estimated(device, score, error, used)
+    return estimated(call.device, score, error, used)

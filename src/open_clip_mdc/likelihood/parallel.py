@@ -11,36 +11,23 @@ an image and a length, M places of a call, T tokens of the captions of a call, V
 """
 import numpy as np
 import torch
-from torch import Tensor
-from torch.types import Device
 
-from ..models.interface import Network
 from ..text.special_tokens import PAD_ID, mask_id, sot_id, target_tokens
-from .calls import copier, decoder_calls
-from .scoring import Likelihood
+from .calls import decoder_calls
+from .scoring import Call, Likelihood, Scoring
 
 
-def parallel(network: Network, text: Tensor, vocab_size: int, max_tokens: int = 4096, num_images: int = 1,
-             device: Device = None) -> Likelihood:
-    """Return the sum of each caption's log p(token | all masked), in nats.
-
-    Args:
-        network: bidirectional, for `num_images` images.
-        text: long [R, L], each image's candidates. A row without scored tokens gets 0.
-        max_tokens: tokens per decoder call.
-        device: the network's device, by default the text's.
-    """
-    device = device or text.device
-    text = text.cpu()
+def parallel(call: Call, options: Scoring) -> Likelihood:
+    """Return the sum of each caption's log p(token | all masked), in nats."""
+    _, text, vocab_size = call.rows
     lengths, text = target_tokens(text, vocab_size).sum(1).numpy(), text.numpy()  # N of each caption, [R]
-    image = np.arange(len(text)) * num_images // len(text)
     scored = lengths.nonzero()[0]
     # The state of an image and a length is one number. They ascend with the images.
-    state, of_caption = np.unique(image[scored] * text.shape[1] + lengths[scored], return_inverse=True)
+    state, of_caption = np.unique(call.image[scored] * text.shape[1] + lengths[scored], return_inverse=True)
     of_image, length = state // text.shape[1], state % text.shape[1]  # [J]
     captions = np.split(scored[of_caption.argsort(kind="stable")], np.bincount(of_caption).cumsum()[:-1])
-    per_token, to_device = torch.zeros(text.size, device=device), copier(device)
-    calls = decoder_calls(network, of_image, length + 1, num_images, max_tokens) if len(state) else ()
+    per_token, to_device = torch.zeros(text.size, device=call.device), call.to_device
+    calls = decoder_calls(call, of_image, length + 1) if len(state) else ()
     for index, token_logits in calls:
         number = np.where(index >= 0, length[index], 0)  # N of each row of the call. Index -1 only fills it up
         place = np.arange(number.max() + 1)

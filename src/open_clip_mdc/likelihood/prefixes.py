@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.interface import Network
-from .calls import copier
+from .scoring import Call
 
 GROUP = 16  # captions of a row. More would share more and attend to more
 WORTH = 0.6  # the largest share of tokens that may be left. For more, attention to a tree takes what they save
@@ -26,13 +25,14 @@ class Prefixes(NamedTuple):
     before: np.ndarray  # long [M] into G*T, the prefix before each token that is asked for, caption by caption
 
 
-def shared_prefixes(text: np.ndarray, lengths: np.ndarray, num_images: int) -> Prefixes | None:
-    """Return the prefixes of captions, long [R, L], or None if too few are common to captions of an image.
+def shared_prefixes(call: Call, lengths: np.ndarray) -> Prefixes | None:
+    """Return the prefixes of the call's captions, or None if too few are common to captions of an image.
 
     `lengths` [R] counts the tokens with SOT and EOT. EOT is asked for and never read.
     """
-    width, image = text.shape[1], np.arange(len(text)) * num_images // len(text)
-    order = np.lexsort((*text.T[::-1], image)).reshape(num_images, -1)
+    width = lengths.max()
+    text = call.text[:, :width].numpy()
+    order = np.lexsort((*text.T[::-1], call.image)).reshape(call.num_images, -1)
     order = np.pad(order, ((0, 0), (0, -order.shape[1] % GROUP)), constant_values=-1).reshape(-1, GROUP)
     # [G, GROUP, L]: what is read, and what the caption before does not begin with. Index -1 is no caption.
     valid = np.arange(width) < np.where(order < 0, 0, lengths[order] - 1)[..., None]
@@ -56,8 +56,8 @@ def shared_prefixes(text: np.ndarray, lengths: np.ndarray, num_images: int) -> P
     return Prefixes(found, torch.from_numpy(position), torch.from_numpy(sight), count.clip(1), end[end >= 0])
 
 
-def prefix_logits(network: Network, tree: Prefixes, device: torch.device) -> tuple[Tensor, Tensor]:
+def prefix_logits(call: Call, tree: Prefixes) -> tuple[Tensor, Tensor]:
     """Return float32 logits [D, V] after all prefixes, and which of them each token that is asked for has, long [M]."""
     asked, which = np.unique(tree.before, return_inverse=True)
-    text, asked, which = map(copier(device), (tree.text, asked, which))
-    return network(tree.count, causal=False, position=tree.position, sight=tree.sight)(text, asked), which
+    text, asked, which = map(call.to_device, (tree.text, asked, which))
+    return call.network(tree.count, causal=False, position=tree.position, sight=tree.sight)(text, asked), which

@@ -8,22 +8,21 @@ alone, so candidates of equal length share it. The terms of a caption's tokens a
 Dimensions: B images, R captions (R/B consecutive rows per image), L positions, N scored tokens of a caption, K draws,
 T steps, V vocabulary.
 """
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.types import Device
 
-from ..models.interface import Network, TokenLogits
+from ..models.interface import TokenLogits
 from ..objectives.replace_process import Schedule, bound_terms, prior_kl
 from ..text.packing import scatter_flat
 from ..text.special_tokens import mask_id, target_tokens
-from .calls import copier, score_draws
+from .calls import score_draws
 from .draws import Draws, estimate, systematic_sample
 from .exact import estimated
-from .scoring import DEFAULT, Likelihood, Scoring
+from .scoring import Call, Likelihood, Scoring
 
 
 class Noise(NamedTuple):
@@ -48,19 +47,18 @@ def draw_noise(num_tokens: int, num_samples: int, seed: int, schedule: Schedule)
                  rng.integers(schedule.vocab_size, size=u.shape), 1 / count / len(np.unique(step)))
 
 
-def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], schedule: Schedule, max_tokens: int,
-                   num_images: int = 1, device: Device = "cpu") -> tuple[np.ndarray, np.ndarray]:
+def bound_of_draws(call: Call, noise: Mapping[int, Noise], schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Return T times the bound's term of captions [R, L]: for each draw, [R, K], and for each token as a mean, [R, L].
 
-    Args: `text` is on the CPU, `noise` has N as its keys. The host waits for the device once.
+    Args: `noise` has N as its keys. The host waits for the device once.
     """
-    to_device = copier(device)
-    lengths, text = target_tokens(text, schedule.vocab_size).sum(1).numpy(), text.numpy()
+    lengths, text = target_tokens(call.text, schedule.vocab_size).sum(1).numpy(), call.text.numpy()
+    to_device = call.to_device
     num_draws, last = len(next(iter(noise.values())).step), len(schedule.mask) - 1
     # J = captions with tokens * K pairs of a caption (its row in the text) and a draw.
     row = (lengths > 0).nonzero()[0].repeat(num_draws)
     draw = np.tile(np.arange(num_draws), len(row) // num_draws)
-    tokens = torch.zeros(text.shape, dtype=torch.float64, device=device)
+    tokens = torch.zeros(text.shape, dtype=torch.float64, device=call.device)
 
     def score(index: np.ndarray, token_logits: TokenLogits) -> tuple[np.ndarray, Tensor]:
         # A row that only fills up the call has index -1. It counts as a caption without tokens.
@@ -81,11 +79,11 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
         kl = last * bound_terms(log_p, to_device(truth[places]), to_device(x_t.flat[places]),
                                 to_device(step[places // x_t.shape[1]]), schedule).double()
         # Back to places, [R, longest + 1], for the sums by token and by draw.
-        per_token_kl = scatter_flat(torch.zeros(x_t.shape, dtype=torch.float64, device=device), to_device(places), kl)
+        per_token_kl = scatter_flat(kl.new_zeros(x_t.shape), to_device(places), kl)
         tokens[:, :x_t.shape[1]].index_add_(0, to_device(row[index]), per_token_kl * to_device(weight)[:, None])
         return index, per_token_kl.sum(1)
 
-    values = score_draws(network, row * num_images // len(text), lengths[row] + 1, num_images, max_tokens, score)
+    values = score_draws(call, call.image[row], lengths[row] + 1, score)
     # One copy brings both to the host, so that it waits once.
     both = torch.cat((values, tokens.flatten())).cpu().numpy()
     found = np.zeros((len(text), num_draws))
@@ -93,26 +91,23 @@ def bound_of_draws(network: Network, text: Tensor, noise: Mapping[int, Noise], s
     return found, both[len(row):].reshape(text.shape)
 
 
-def bound(network: Network, text: Tensor, vocab_size: int, schedule: Callable[[int, torch.device], Schedule],
-          options: Scoring = DEFAULT, max_tokens: int = 4096, num_images: int = 1, device: Device = None) -> Likelihood:
+def bound(call: Call, options: Scoring) -> Likelihood:
     """Return an unbiased estimate of each caption's bound, with its standard error.
 
-    Arguments are those of `monte_carlo`. `options.num_samples` must be T or more to draw every t, and 2T or more for
-    an exact standard error.
+    `options.num_samples` must be T or more to draw every t, and 2T or more for an exact standard error.
     """
-    device = device or text.device
-    text = text.cpu()
-    process, on_cpu = schedule(vocab_size, device), schedule(vocab_size, torch.device("cpu"))
+    _, text, vocab_size = call.rows
+    process, on_cpu = (call.model.objective.schedule(vocab_size, device) for device in (call.device, text.device))
     prior, steps = prior_kl(on_cpu), len(on_cpu.mask) - 1
     lengths = target_tokens(text, vocab_size).sum(1).numpy()
     noise = {n: draw_noise(n, options.num_samples, options.seed, on_cpu)
              for n in np.unique(lengths[lengths > 0]).tolist()}
     score, error, per_token = np.zeros(len(text)), np.zeros(len(text)), np.zeros(text.shape)
-    values, tokens = bound_of_draws(network, text, noise, process, max_tokens, num_images, device) if noise else (
-        None, per_token)
+    if noise:
+        values, tokens = bound_of_draws(call, noise, process)
     for n, drawn in noise.items():
         rows = (lengths == n).nonzero()[0]
         draws = Draws(drawn.masked, drawn.step - 1, np.full(steps, np.inf))
         score[rows], error[rows] = estimate(-values[rows] / n - prior, draws)
         per_token[rows, 1:n + 1] = -tokens[rows, 1:n + 1] - prior
-    return estimated(device, score, error, options.num_samples * (lengths > 0), per_token)
+    return estimated(call.device, score, error, options.num_samples * (lengths > 0), per_token)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,9 +58,6 @@ class Scoring:
         return self
 
 
-DEFAULT = Scoring()
-
-
 class Likelihood(NamedTuple):
     """Scores of captions and details of their estimator. Shapes are [R, ...], or [B, C, ...] from `log_likelihood`."""
 
@@ -75,20 +73,29 @@ class Call(NamedTuple):
 
     model: "Captioner"
     network: Network
-    text: Tensor  # long [B*C, L], on the CPU
+    text: Tensor  # long [B*C, L], on the CPU. A row without scored tokens gets 0
     num_images: int  # B
-    max_tokens: int  # of a decoder call
-    device: torch.device
+    max_tokens: int  # of a decoder call, with padding
+    device: torch.device  # of the network
 
     @property
     def rows(self) -> tuple:
-        """Return what scorers take first: the network, the captions [B*C, L], the size of the vocabulary."""
+        """Return what all scorers read: the network, the captions [B*C, L], the size of the vocabulary."""
         return self.network, self.text, self.model.vocab_size
 
     @property
     def blocks(self) -> tuple:
-        """Return what those of blocks take next: the tokens of a block, those of the context."""
+        """Return what those of blocks read, too: the tokens of a block, those of the context."""
         return self.model.caption_cfg.block_sizes[0], self.model.context_length
+
+    @property
+    def image(self) -> np.ndarray:
+        """Return the image of each caption, long [B*C]."""
+        return np.arange(len(self.text)) * self.num_images // len(self.text)
+
+    def to_device(self, x: np.ndarray) -> Tensor:
+        """Return a copy of an array on the device. The host does not wait for it."""
+        return torch.from_numpy(x).to(self.device, non_blocking=True)
 
 
 class Scorer(NamedTuple):

@@ -1,8 +1,8 @@
 """Types of the functions by which decoding and likelihood call the network.
 
-The algorithms (in decoding/confidence.py and beam.py, likelihood/exact.py and monte_carlo.py) take a function from
-tokens to logits, so tests can run them on a table written by hand. generate.py and log_likelihood.py make that function
-from a `Captioner`.
+The algorithms (in decoding/confidence.py and beam.py, likelihood/exact.py and monte_carlo.py) take or hold a function
+from tokens to logits, so tests can run them on a table written by hand. generate.py and log_likelihood.py make that
+function from a `Captioner`.
 
 Dimensions: B images, R captions (R/B consecutive rows per image), L positions, M predicted tokens, n tokens so far,
 P patches, W decoder width, H heads, V vocabulary.
