@@ -9,10 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..objectives.blocks import two_streams
-from ..text.packing import LENGTH_MULTIPLE, NoisedCaptions, Packed, each_tensor, pack_tokens, pad_to_bucket
+from ..text.packing import LENGTH_MULTIPLE, NoisedCaptions, Packed, Sight, each_tensor, pack_tokens, pad_to_bucket
 from ..text.special_tokens import PAD_ID, mask_id, valid_tokens
 from .decoder import TextDecoder, TextKV
 from .interface import ImageKV, Network, TokenLogits
@@ -25,8 +26,8 @@ class CaptionLogits:
     """A `TokenLogits` for captions of known lengths. They are packed once for any number of decoder calls."""
 
     def __init__(self, decoder: TextDecoder, image_kv: ImageKV, lengths: Sequence[int], causal: bool,
-                 infer_time: Callable, graphs: "StepGraphs | None" = None, position: Tensor | None = None,
-                 sight: Tensor | None = None):
+                 infer_time: Callable, graphs: "StepGraphs | None", position: Tensor | None,
+                 sight: Sight | Tensor | None):
         """Pack the positions of R captions of these lengths.
 
         Args:
@@ -62,30 +63,23 @@ class CaptionLogits:
         return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
 
 
-class BlockLogits:
+class BlockLogits(CaptionLogits):
     """A `TokenLogits` for all blocks of captions at once, each beside the clean blocks before it."""
 
-    def __init__(self, decoder: TextDecoder, image_kv: ImageKV, text: Tensor, size: int):
+    def __init__(self, decoder: TextDecoder, image_kv: ImageKV, text: Tensor, size: int, infer_time: Callable):
         """Pack both streams of captions [R, L] on the CPU, in blocks of `size` tokens."""
-        self.decoder, self.image_kv = decoder, image_kv
-        device = image_kv[0][0].device
-        ids, position, valid, sight = two_streams(
+        ids, position, valid, sight = two_streams(  # [R, W] each, W tokens of both streams
             text, torch.full((len(text),), size), decoder.vocab_size, decoder.context_length)
-        place = torch.arange(len(text))[:, None] * text.shape[1] + position  # into R*L
-        packed = pack_tokens(place, valid, False, None, position, sight)
-        self.packed = each_tensor(packed, lambda x: x.to(device, non_blocking=True))
-        # What the clean stream reads never changes, [N].
-        self.clean, self.noisy = (x[valid].to(device, non_blocking=True) for x in (ids, sight.noisy))
-        # The noisy stream comes first in a row: for each position of [R, L], the packed token that reads it.
-        count = valid.sum(1)
-        start = count.cumsum(0) - count
-        self.predictor = (start[:, None] + torch.arange(text.shape[1])).flatten().to(device, non_blocking=True)
+        super().__init__(decoder, image_kv, valid.sum(1), False, infer_time, None, position, sight)
+        # The noisy stream comes first in a row, and the text has it alone: [R, W] -> [R, L].
+        self.predictor = F.pad(self.predictor.view(ids.shape), (0, text.shape[1] - ids.shape[1])).flatten()
+        # What the clean stream reads never changes.
+        self.clean, self.position, self.noisy = (
+            x.to(self.predictor.device, non_blocking=True) for x in (ids, position, sight.noisy))
 
     def __call__(self, text: Tensor, predicted: Tensor, time: Tensor | None = None) -> Tensor:
         """Return logits [M, V] at `predicted`, long [M] into R*L, of the noisy stream `text`, long [R, L]."""
-        token = text.flatten().index_select(0, self.packed.token).where(self.noisy, self.clean)
-        hidden = self.decoder(self.packed._replace(token=token), self.image_kv)  # [N, W]
-        return self.decoder.output(hidden.index_select(0, self.predictor.index_select(0, predicted)))
+        return super().__call__(text.gather(1, self.position).where(self.noisy, self.clean), predicted, time)
 
 
 class BlockReader:
@@ -162,7 +156,7 @@ class CaptionReader(nn.Module):
 
     def token_logits(self, image_kv: ImageKV, lengths: Sequence[int], graphs: "StepGraphs | None" = None,
                      clean: Tensor | None = None, causal: bool | None = None, position: Tensor | None = None,
-                     sight: Tensor | None = None) -> CaptionLogits | BlockLogits:
+                     sight: Tensor | None = None) -> CaptionLogits:
         """Return a function from texts to logits of predicted tokens only. Padding costs no compute.
 
         Args:
@@ -177,7 +171,7 @@ class CaptionReader(nn.Module):
         """
         self.check_length(max(lengths) if position is None else int(position.max()) + 1)
         if clean is not None:
-            return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0])
+            return BlockLogits(self.text, image_kv, clean, self.caption_cfg.block_sizes[0], self.infer_time)
         self.check_whole()
         return CaptionLogits(self.text, image_kv, lengths, self.causal if causal is None else causal, self.infer_time,
                              graphs, position, sight)
