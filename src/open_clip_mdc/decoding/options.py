@@ -63,10 +63,11 @@ class Sampling(NamedTuple):
 GREEDY = Sampling()
 
 
-def check_samples(samples: int, select: str | None, draws: bool, sampling: Sampling) -> None:
+def check_samples(options: "Unmasking | Search") -> None:
     """Raise OptionError if captions of an image would all be equal, or there are too few to select from."""
-    sampling.check()
-    if samples < 1 or samples > 1 and not draws:
+    options.sampling.check()
+    samples, select = options.samples, options.select
+    if samples < 1 or samples > 1 and not options.draws:
         raise OptionError(f"{{samples}} is {samples}: it must be 1, or more with a {{temperature}} (without one all "
                           "are equal)")
     check_choice("select", select, (None, *SELECT))
@@ -104,7 +105,7 @@ class Unmasking:
         for field in fields(self):
             if getattr(self, field.name) != field.default:
                 check_rule(field.name, self.sampler)
-        check_samples(self.samples, self.select, self.draws, self.sampling)
+        check_samples(self)
 
     @property
     def draws(self) -> bool:
@@ -136,7 +137,7 @@ class Search:
 
     def __post_init__(self):
         check_choice("sampler", self.sampler, (BEAM,))
-        check_samples(self.samples, self.select, self.draws, self.sampling)
+        check_samples(self)
         if isinstance(self.length, int) and self.min_length > self.length:
             raise OptionError(f"{{min_length}} {self.min_length} is more than {{length}} {self.length}")
 
