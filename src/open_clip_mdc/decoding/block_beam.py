@@ -28,10 +28,9 @@ def best_place(network: Network, text: Tensor, start: int, end: int, count: int,
         text: long [R, L]. Each row hides `count` places of its block, start to end.
     """
     rows = torch.arange(len(text), device=text.device)
-    before = text[:, start - 1:start] if start else text[:, :1]
+    before = text.narrow(1, max(start - 1, 0), 1)  # SOT or filled in, so no mask
     block = torch.cat((before, text[:, start:end]), 1)  # [R, 1 + n]
-    hidden = (block == mask_id(vocab_size)) & (torch.arange(block.shape[1], device=text.device) > 0)
-    places, _ = partition_indices(hidden, count * len(text))
+    places, _ = partition_indices(block == mask_id(vocab_size), count * len(text))
     log_prob = network([block.shape[1]] * len(text))(block, places).float().log_softmax(1)
     log_prob[:, sot_id(vocab_size)] = -torch.inf
     log_prob = log_prob.view(len(text), count, -1)  # [R, m, V]
