@@ -44,6 +44,7 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
     if tower(visual).has_mask:
         raise Misfit("its image tower is a frozen VQ-VAE, which comes from open_clip_mdc vq: give it by --pretrained")
     network = tower(visual).network
+    own = {name: x for name, x in network.state_dict().items() if not name.endswith(COUNTS)}
     weights = big_vision.to_timm(given) if big_vision.is_encoder(given) else names.to_timm(image_part(given))
     # CoCa's patch tokens go through the norm of its attention pooling.
     if "attn_pool.ln_k.weight" in weights and not any(name.startswith("attn_pool_contrastive.") for name in weights):
@@ -53,9 +54,8 @@ def converted(visual: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tenso
     if isinstance(network, VisionTransformer):
         weights = _sized(network, names.to_native(weights))
     elif isinstance(tower(visual).core, TimmModel):
-        weights = _adapted(network, weights)
+        weights = _adapted(network, own, weights)
     # All must fit: a tower that is half loaded trains without a warning.
-    own = {name: x for name, x in network.state_dict().items() if not name.endswith(COUNTS)}
     found = {name: x for name, x in weights.items()
              if name in own or not name.endswith(COUNTS) and not HEADS.match(name)}
     if said := difference(own, found):
@@ -83,9 +83,8 @@ def _sized(visual: VisionTransformer, weights: dict[str, Tensor]) -> dict[str, T
     return weights | {"positional_embedding": state["visual.positional_embedding"]}
 
 
-def _adapted(trunk: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _adapted(trunk: nn.Module, own: Mapping[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return weights that timm's own filter has adapted: old names, sizes of position embeddings and windows."""
-    own = {name: x for name, x in trunk.state_dict().items() if not name.endswith(COUNTS)}
     adapt = getattr(sys.modules[type(trunk).__module__], "checkpoint_filter_fn", None)
     patches = "patch_embed.proj.weight"  # timm would resize it silently, so another size is left to fail
     if adapt is None or all(name in weights and weights[name].shape == x.shape for name, x in own.items()) or (
