@@ -73,8 +73,8 @@ def decode_captions(text: Tensor, tokenizer: Callable) -> list[str]:
     # The tokenizer cannot decode [MASK], so runs of real ids between masks are decoded one by one.
     special = (sot_id(vocab_size), eot_id(vocab_size))
     captions = []
-    for ids, valid in zip(text.tolist(), valid_tokens(text, vocab_size).tolist(), strict=True):
-        real, pieces = [i for i, v in zip(ids, valid, strict=True) if v and i not in special], []
+    for ids in text.masked_fill(~valid_tokens(text, vocab_size), eot_id(vocab_size)).tolist():
+        real, pieces = [i for i in ids if i not in special], []
         for masked, run in groupby(real, mask_id(vocab_size).__eq__):
             run = list(run)
             pieces += ["[MASK]"] * len(run) if masked else [tokenizer.decode(run).strip()]
