@@ -17,7 +17,7 @@ from torch.types import Device
 from ..models.captioner import Captioner
 from ..models.interface import Network
 from ..objectives.replace_process import Schedule, log_posterior, make_schedule
-from ..text.packing import partition_indices, scatter_flat
+from ..text.packing import of_token, partition_indices, scatter_flat
 from ..text.special_tokens import eot_id, mask_id, sot_id, valid_tokens
 from .options import GREEDY, Sampling, Unmasking
 from .sampling import Decoded, sample_tokens, truncate
@@ -92,8 +92,7 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
         changed = (new != old) | (since.take(places) < 0)
         text = scatter_flat(text, places, new)
         since = scatter_flat(since, places, since.take(places).where(~changed, number))
-        log_prob = scatter_flat(log_prob, places, log_p.gather(1, new[:, None]).squeeze(1).where(
-            changed, log_prob.take(places)))
+        log_prob = scatter_flat(log_prob, places, of_token(log_p, new).where(changed, log_prob.take(places)))
         number += 1
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(since, extra, value=-1), F.pad(log_prob, extra))

@@ -22,7 +22,7 @@ from torch.types import Device
 
 from ..models.captioner import Captioner
 from ..models.interface import Network, TokenLogits
-from ..text.packing import partition_indices, scatter_flat
+from ..text.packing import of_token, partition_indices, scatter_flat
 from ..text.special_tokens import PAD_ID, eot_id, mask_id, no_whole_ids, sot_id, valid_tokens, words_and_marks
 from .clip_guidance import Guide
 from .options import MASKS, Unmasking
@@ -137,7 +137,7 @@ def unmask_by_confidence(network: Network, text: Tensor, vocab_size: int, option
         # [n], one token for each place.
         token = sample_tokens(weighed, options.sampling)
         text = scatter_flat(text, places, token)
-        log_prob = scatter_flat(log_prob, places, allowed.gather(1, token[:, None]).squeeze(1))
+        log_prob = scatter_flat(log_prob, places, of_token(allowed, token))
         step = scatter_flat(step, places, number)
     extra = (0, padding.shape[1])
     return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..text.packing import NoisedCaptions, Predicted
+from ..text.packing import NoisedCaptions, Predicted, of_token
 from ..text.special_tokens import mask_id, target_tokens
 from .config import CaptionCfg
 from .loss import full_precision
@@ -59,7 +59,7 @@ def token_loss(preset: str, logits: Tensor, predicted: Predicted, aux_weight: fl
     loss = bound_terms(log_p, predicted.token, predicted.read, step, process)
     if not aux_weight:
         return loss
-    return loss - aux_weight * (2 - (step - 1) / STEPS) * log_p.gather(1, predicted.token[:, None]).squeeze(1)
+    return loss - aux_weight * (2 - (step - 1) / STEPS) * of_token(log_p, predicted.token)
 
 
 for name, preset in {"mcd": "code", "mcd-absorbing": "absorbing", "mcd-replace": "replace"}.items():

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.types import Device
 
+from ..text.packing import of_token
 from ..text.special_tokens import mask_id
 
 # keep and mask at t = 1 and t = T, linear between. "code" has the numbers of VQ-Diffusion's code, which replace 1e-6 of
@@ -149,7 +150,7 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
     is_masked, same = x_t == size, x_t == x_0
     if schedule.absorbing:  # the same in closed form, without a second [M, V]
         revealed = ((mask - mask_s) / mask).to(log_p.dtype)
-        return torch.where(is_masked, -revealed * log_p.gather(1, x_0[:, None]).squeeze(1), 0)
+        return torch.where(is_masked, -revealed * of_token(log_p, x_0), 0)
     stay, to_mask, to_other = schedule.bridge(s, t)
     total = torch.where(is_masked, mask, keep * same + replace)  # q(x_t | x_0)
     arrive = torch.where(is_masked, to_mask, to_other)  # q(x_t | x_s), x_s another id
@@ -160,8 +161,7 @@ def bound_terms(log_p: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, schedule: Sc
     others = size - 1 - (~is_masked & ~same).long()
 
     log_q = log_x_s(log_p, x_t, s, t, schedule)
-    q_0 = log_q.gather(1, x_0[:, None]).squeeze(1)
-    q_t = log_q.gather(1, x_t.clamp(max=size - 1)[:, None]).squeeze(1)
+    q_0, q_t = of_token(log_q, x_0), of_token(log_q, x_t.clamp(max=size - 1))
     rest = log_q.sum(1) - q_0 - torch.where(is_masked | same, 0, q_t)
     to_others, to_itself = (x.log() for x in arrivals(s, t, x_t, schedule))
 

@@ -176,6 +176,11 @@ def scatter_flat(x: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
     return x.flatten().scatter(0, places, values).view_as(x)
 
 
+def of_token(x: Tensor, token: Tensor) -> Tensor:
+    """Return what x [M, V] holds for each row's own token, [M]."""
+    return x.gather(1, token[:, None]).squeeze(1)
+
+
 def check_rows(text: Tensor, noised: NoisedCaptions, valid: Tensor, vocab_size: int, objective: str) -> None:
     """Raise ValueError if rows are no rows that can be packed, or if nobody says what is asked for.
 
