@@ -4,7 +4,7 @@ Flags take their choices and their help from these tables. A row of this package
 imports no torch. A row of yours may hold the function itself.
 """
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 
@@ -20,8 +20,7 @@ class Rule(NamedTuple):
         """Return what the function returns, a `sampling.Decoded`."""
         if callable(self.function):
             return self.function(*args)
-        module, _, name = self.function.partition(":")
-        return getattr(import_module(f".{module}", __package__), name)(*args)
+        return resolve_name(f"{__package__}.{self.function}")(*args)
 
 
 # Each takes (model, network, text [R, L] with masks, options, guide).
