@@ -145,14 +145,14 @@ class Tower:
         count = self.num_layers
         if not isinstance(layer, Integral) or isinstance(layer, bool) or not -count <= layer < count:
             raise ValueError(f"layer is {layer!r}; this image tower has layers 0 to {count - 1}, or -{count} to -1")
+        layer %= count
         if kind == "cls":
             if not self.has_class_token:
                 raise ValueError("this image tower has no class token: take the mean of its patches")
             # The class token is the first of the prefix tokens [B, R, D].
-            return self.blocks(image, [layer % count])[0][1][:, 0]
-        last = layer % count == count - 1
+            return self.blocks(image, [layer])[0][1][:, 0]
         # The last layer is what the decoder reads, to the last bit. `blocks` would compute it by another path.
-        found = patch_tokens(self.module, image) if last else self.blocks(image, [layer % count])[0][0]
+        found = patch_tokens(self.module, image) if layer == count - 1 else self.blocks(image, [layer])[0][0]
         return found.mean(1) if kind == "gap" else found
 
     def lock(self, unlocked_groups: int = 0) -> None:
