@@ -43,8 +43,8 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
     counts = range(low, max(low, math.floor(t_max * num_tokens + 1e-9)) + 1)
     rng = np.random.default_rng([seed, num_tokens])
     sample = systematic_sample(len(counts), num_samples, rng.integers(len(counts)))
-    hidden, stratum, repeat, population = [], [], [], []
-    for s, (n, size) in enumerate(zip(counts, np.bincount(sample, minlength=len(counts)), strict=True)):
+    hidden, population = [], []
+    for n, size in zip(counts, np.bincount(sample, minlength=len(counts)), strict=True):
         num_masks = math.comb(num_tokens, n)
         if num_masks <= MAX_ENUMERATED * size:
             positions = rng.permutation(np.array(list(combinations(range(num_tokens), n))))[:size]
@@ -56,11 +56,11 @@ def draw_masks(num_tokens: int, num_samples: int, seed: int = 0, interval: tuple
         masks = np.zeros((len(positions), num_tokens), dtype=bool)
         np.put_along_axis(masks, positions, True, axis=1)
         hidden.append(masks)
-        stratum.append(np.full(len(masks), s))
-        repeat.append(np.arange(len(masks)))
+    drawn = list(map(len, hidden))
+    stratum = np.arange(len(drawn)).repeat(drawn)
     # The first draw of every count comes before the second of any.
-    ascending = np.concatenate(repeat).argsort(kind="stable")
-    return Draws(np.concatenate(hidden)[ascending], np.concatenate(stratum)[ascending], np.array(population))
+    ascending = np.concatenate(list(map(np.arange, drawn))).argsort(kind="stable")
+    return Draws(np.concatenate(hidden)[ascending], stratum[ascending], np.array(population))
 
 
 def estimate(values: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
