@@ -79,13 +79,12 @@ def heuristic(call: Call, options: Scoring) -> Likelihood:
     noisy = captions.masked_fill(masked, mask_id(vocab_size))
     per_token = torch.zeros(captions.shape, device=text.device)
     order = torch.full_like(captions, -1)
-    token_logits, unfinished = network(lengths), num_masked > 0
+    token_logits, read = network(lengths), lengths
     # A GPU would wait for the host, which compares the rows.
     shared = len(text) > call.num_images and noisy.device == torch.device("cpu")
 
     def predict(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits, which = distinct_logits(call, noisy, np.where(unfinished, lengths, 1), hidden) \
-            if shared else (token_logits(noisy, hidden), None)
+        logits, which = distinct_logits(call, noisy, read, hidden) if shared else (token_logits(noisy, hidden), None)
         return confidence_and_score(logits, captions.take(hidden), which)
 
     hidden, _ = partition_indices(masked, int(num_masked.sum()))
@@ -96,8 +95,9 @@ def heuristic(call: Call, options: Scoring) -> Likelihood:
         # Decoding would write a token of its own here. Scoring writes the true one.
         noisy = scatter_flat(noisy, places, captions.take(places))
         unfinished = num_masked > step + 1
+        # A finished row is cut to its SOT, which costs one token, and keeps its index.
+        read = np.where(unfinished, lengths, 1)
         if not shared and unfinished.any() and (num_masked == step + 1).any():
-            # A finished row is cut to its SOT, which costs one token, and keeps its index.
-            token_logits = network(np.where(unfinished, lengths, 1))
+            token_logits = network(read)
     padding = (0, text.shape[1] - captions.shape[1])
     return Likelihood(per_token.sum(1), F.pad(per_token, padding), F.pad(order, padding, value=-1))
