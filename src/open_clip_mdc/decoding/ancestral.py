@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.types import Device
 
@@ -94,5 +93,4 @@ def denoise(network: Network, text: Tensor, valid: Tensor, schedule: Schedule, s
         since = scatter_flat(since, places, since.take(places).where(~changed, number))
         log_prob = scatter_flat(log_prob, places, of_token(log_p, new).where(changed, log_prob.take(places)))
         number += 1
-    extra = (0, padding.shape[1])
-    return Decoded(torch.cat((text, padding), 1), F.pad(since, extra, value=-1), F.pad(log_prob, extra))
+    return Decoded(text, since, log_prob).padded(padding)

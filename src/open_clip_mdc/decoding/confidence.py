@@ -139,8 +139,7 @@ def unmask_by_confidence(network: Network, text: Tensor, vocab_size: int, option
         text = scatter_flat(text, places, token)
         log_prob = scatter_flat(log_prob, places, of_token(allowed, token))
         step = scatter_flat(step, places, number)
-    extra = (0, padding.shape[1])
-    return Decoded(torch.cat((text, padding), 1), F.pad(step, extra, value=-1), F.pad(log_prob, extra))
+    return Decoded(text, step, log_prob).padded(padding)
 
 
 def by_confidence(model: Captioner, network: Network, text: Tensor, options: Unmasking, guide: Guide | None) -> Decoded:

@@ -5,6 +5,7 @@ Dimensions: R captions (rows), L positions, M predicted tokens, V vocabulary.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .options import Sampling
@@ -54,3 +55,9 @@ class Decoded(NamedTuple):
     text: Tensor  # long [R, L], SOT to EOT, then padding. No mask ids
     step: Tensor  # long [R, L], the step that decoded the token, from 0, or -1 where it was given
     log_prob: Tensor  # float32 [R, L], of the token at that step, at temperature 1, or 0 where it was given
+
+    def padded(self, padding: Tensor) -> "Decoded":
+        """Return the captions with what follows the longest of them, long [R, n], which is given."""
+        extra = (0, padding.shape[1])
+        return Decoded(torch.cat((self.text, padding), 1), F.pad(self.step, extra, value=-1),
+                       F.pad(self.log_prob, extra))
