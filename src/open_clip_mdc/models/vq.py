@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 from open_clip import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from ..errors import need
@@ -95,7 +96,7 @@ class VQTower(nn.Module):
     def __init__(self, cfg: VQCfg, image_size: int | tuple[int, int], patch_size: int, width: int):
         """Build the tower. A code covers `patch_size` pixels a side, `width` is D. Raises ValueError for bad sizes."""
         super().__init__()
-        self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        self.image_size = to_2tuple(image_size)
         self.image_mean, self.image_std = OPENAI_DATASET_MEAN, OPENAI_DATASET_STD  # until OpenCLIP sets others
         if patch_size != 2 ** (len(cfg.channels) - 1) or any(side % patch_size for side in self.image_size):
             raise ValueError(f"vq_cfg.channels has {len(cfg.channels)} levels, and each but the last halves a side: "
