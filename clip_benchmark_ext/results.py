@@ -61,6 +61,8 @@ def output_file(args: Namespace, flags: Flags, names: tuple[str, ...], captioner
 
 
 def named_files(option: str, value: object) -> list[str]:
+    if str(value).startswith("local-dir:"):
+        return files_below(value.removeprefix("local-dir:"))
     if option == "clip" and value is not None:
         from open_clip_mdc.integration import clip as clip_models
         _, value = clip_models.parse(value)

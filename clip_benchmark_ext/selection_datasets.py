@@ -117,8 +117,11 @@ def build_dataset(name: str, root: str | Path, transform: Transform = None,
     """
     reader = find_row(name)
     cases, facts = reader.read(name, Path(root), split=split, **options)
-    parts = name, cases, reader.metric, transform, facts
-    if kind_of(name) != "classes":
+    parts, kind = (name, cases, reader.metric, transform, facts), kind_of(name)
+    if kind == "selection" and not reader.metric.statements and (lacking := [
+            case.key for case in cases if not 0 < case.right < len(case.captions)]):
+        raise ValueError(f"{name}, row {lacking[0]}: it should have a right caption and a wrong one")
+    if kind != "classes":
         return KeyedDataset(*parts) if keyed else SelectionDataset(*parts)
     row, found = row_of(name, split), {label for case in cases for label in case.captions}
     classes = row.get("classes") or sorted(found)

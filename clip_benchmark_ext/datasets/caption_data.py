@@ -41,7 +41,7 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
         if not isinstance(captions, (list, tuple)) or not any(str(caption).strip() for caption in captions):
             raise ValueError(f"image {i} has no captions to compare with: give another --task, or make a data set from "
                              f"images with captions by {to_shards('DIR', 'test')}")
-        texts.append([caption.strip() for caption in captions if caption.strip()])
+        texts.append([text for caption in captions if (text := str(caption).strip())])
     return ids, images, texts
 
 

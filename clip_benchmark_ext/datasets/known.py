@@ -16,7 +16,9 @@ PACKAGE = Path(__file__).parents[1]
 KINDS = {kind: ChainMap({}, rows)  # the first map is for the rows of --datasets
          for kind, rows in json.loads((PACKAGE / "datasets.json").read_bytes()).items()}
 MASKED, FOREIGN = KINDS["masked"], KINDS["foreign"]
-TYPES = {"text": str, "list": list, "number": int, "object": dict, "text or list": (str, list)}
+TYPES = {"text": str, "number": int, "object": dict, "list of texts": list, "list of numbers": list,
+         "text or list": (str, list)}
+ITEMS = {"list of texts": str, "list of numbers": int, "text or list": (str, list)}
 OTHERS = ("NAME of clip_benchmark (cifar10), wds/NAME, vtab/NAME, tfds/NAME", "folder (DIR/train/CLASS/*, "
           "DIR/test/CLASS/* by --dataset_root DIR)")
 
@@ -64,7 +66,8 @@ def check(value: object, kind: str | list | dict, where: str) -> None:
     """
     if isinstance(kind, list) and value not in kind:
         raise ValueError(f"{where} is {value!r}{close_names(str(value), kind)}: give one of {', '.join(kind)}")
-    if isinstance(kind, str) and not isinstance(value, TYPES[kind]):
+    if isinstance(kind, str) and not (isinstance(value, TYPES[kind]) and (
+            kind not in ITEMS or all(isinstance(one, ITEMS[kind]) for one in value))):
         raise ValueError(f"{where} is {value!r}: it should be a {kind}")
     if isinstance(kind, dict):
         check(value, "object", where)

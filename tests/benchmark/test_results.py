@@ -185,7 +185,7 @@ def test_results_of_the_packaged_captioner_are_of_photo_wherever_it_is_installed
                      output=results.DEFAULT_OUTPUT)
     about = results.describe(args, (), {}, {})
     assert Path(name.removeprefix("local-dir:")).is_absolute() and about["settings"]["weights_sha256"]
-    assert about["model"] == about["pretrained"] == "photo"
+    assert about["model"] == about["pretrained"] == "photo" and results.named_files("clip", name)
     assert results.file_name("{pretrained_full_path}_{model}_{dataset}.json", args) == "photo_photo_tiny.json"
     assert results.output_file(args, Flags(alpha=0.5), ("scorer", "alpha"), True) == Path(
         "tiny_photo_photo_en_linear_probe_alpha-0.5_seed-3.json")
