@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ..bulk.engine import process_pool
-from ..data.files import new_folder
+from ..data.files import new_folder, write_json
 from ..data.images import encode_png
 from ..data.shards import tar_writer
 from ..progress import progress_bar
@@ -28,7 +28,8 @@ from ..scenes import rich as rich_world
 from ..scenes.drawing import OUTLINES, mask, render
 
 World = plain_world.World | rich_world.World
-WORLDS = {module.World: module for module in (plain_world, rich_world, mentions_world)}
+NAMED = {"plain": plain_world, "rich": rich_world, "mentions": mentions_world}
+WORLDS = {module.World: module for module in NAMED.values()}
 SHOTS = (1, 4, 16, 64, 256)  # numbers of distinct scenes to learn a left-out object from
 TRAIN_SHARDS = 8  # OpenCLIP refuses fewer training shards than workers x ranks
 RICH_SHARD = 10_000  # the most scenes in a shard of the rich world
@@ -39,16 +40,15 @@ def train_shards(world: World, count: int) -> int:
     return min(shards, count)
 
 
-def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, concept: bool | None = None,
-                 distinct: int | None = None) -> Iterator[None]:
+def _write_shard(root: Path, split: str, world: World, shard: str, indices: range, distinct: int | None = None,
+                 **which) -> Iterator[None]:
     # SPLIT has short captions, and SPLIT-long long ones of the same images.
     drawing = WORLDS[type(world)]
-    draw = drawing.draw_scene if concept is None else partial(drawing.draw_scene, concept=concept)
     with tar_writer(root / split / shard) as short, tar_writer(root / f"{split}-long" / shard) as long:
         for index in indices:
             # `distinct` scenes, repeated
             rng = world.rng("shots", index % distinct) if distinct else world.rng(split, index)
-            scene = draw(world, rng)
+            scene = drawing.draw_scene(world, rng, **which)
             texts = drawing.captions(scene, rng)
             sample = {
                 "__key__": f"{split}{index:07d}",
@@ -63,7 +63,7 @@ def _write_shard(root: Path, split: str, world: World, shard: str, indices: rang
             yield
 
 
-def _captioned(root: Path, split: str, world: World, count: int, shards: int, **which) -> Iterator[partial]:
+def _captioned(root: Path, split: str, world: World, count: int, shards: int = 1, **which) -> Iterator[partial]:
     sizes = {}
     for shard in range(shards):
         name = f"{shard:05d}.tar"
@@ -72,7 +72,7 @@ def _captioned(root: Path, split: str, world: World, count: int, shards: int, **
         yield partial(_write_shard, root, split, world, name, indices, **which)
     for folder in (split, f"{split}-long"):
         (root / folder).mkdir(parents=True, exist_ok=True)
-        (root / folder / "sizes.json").write_text(json.dumps(sizes))  # OpenCLIP reads the number of samples here
+        write_json(root / folder / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
 
 
 def _write_probe(root: Path, name: str, split: str, world: World, count: int) -> Iterator[None]:
@@ -102,7 +102,7 @@ def _write_pairs(root: Path, world: World, count: int) -> Iterator[None]:
             rows.setdefault(task, {})[str(index)] = {"filename": filename, "caption": true, "negative_caption": false}
         yield
     for task, pairs in rows.items():
-        (root / f"{task}.json").write_text(json.dumps(pairs, indent=4))
+        write_json(root / f"{task}.json", pairs, indent=4)
 
 
 def _write_masks(root: Path, split: str, world: World, count: int) -> Iterator[None]:
@@ -144,11 +144,11 @@ def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe
     total += num_val + len(SHOTS) * SHOTS[-1] if without else 0
     with new_folder(out) as folder, progress_bar(total=total, what="scenes", unit="scene") as bar:
         parts = [*_captioned(folder, "train", world, num_train, train_shards(world, num_train), **lacks),
-                 *_captioned(folder, "val", world, num_val, 1, **lacks)]
+                 *_captioned(folder, "val", world, num_val, **lacks)]
         if without:
-            parts += _captioned(folder, "concept", world, num_val, 1, concept=True)
+            parts += _captioned(folder, "concept", world, num_val, concept=True)
             for shots in SHOTS:
-                parts += _captioned(folder, f"shots-{shots}", world, SHOTS[-1], 1, concept=True, distinct=shots)
+                parts += _captioned(folder, f"shots-{shots}", world, SHOTS[-1], concept=True, distinct=shots)
         parts += [partial(_write_probe, folder, name, split, world, num_probe) for name in drawing.PROBES
                   for split in ("train", "test")]
         if masks:
@@ -169,10 +169,8 @@ def world_of(args: argparse.Namespace) -> World:
             why = f": {OTHERS[args.world]}" if OF_WORLD[flag] == "plain" else ""
             raise ValueError(f"--{flag} is only for --world {OF_WORLD[flag]}{why}")
     if objects := given.pop("objects", None):
-        fewest, given["objects"] = objects
-        given |= {} if fewest is None else {"fewest": fewest}
-    world = next(world for world, module in WORLDS.items() if module.__name__.endswith(f".{args.world}"))
-    return world(**({"pixels": args.size} if args.size else {}), seed=args.seed, **given)
+        given["fewest"], given["objects"] = objects
+    return NAMED[args.world].World(**({"pixels": args.size} if args.size else {}), seed=args.seed, **given)
 
 
 def run(args: argparse.Namespace) -> None:

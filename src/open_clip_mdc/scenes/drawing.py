@@ -14,15 +14,15 @@ from PIL import Image, ImageDraw
 Point = tuple[float, float]
 
 
-def _corners(count: int, outer: float, inner: float | None = None, turn: float = 0.0) -> list[Point]:
-    """Return corners of a polygon around the origin. With `inner`, every second corner is at that radius."""
-    radii = (outer, outer if inner is None else inner)
+def _corners(count: int, outer: float = 1.0, inner: float = 1.0, turn: float = 0.0) -> list[Point]:
+    """Return corners of a polygon around the origin, at the radii `outer` and `inner` in turn."""
+    radii = outer, inner
     angles = [turn + 2 * math.pi * i / count for i in range(count)]
     return [(radii[i % 2] * math.sin(angle), -radii[i % 2] * math.cos(angle)) for i, angle in enumerate(angles)]
 
 
 def _ring() -> list[Point]:
-    outer, inner = _corners(48, 1.0), _corners(48, 0.55)  # one polygon, whose hole is cut in from the edge
+    outer, inner = _corners(48), _corners(48, 0.55, 0.55)  # one polygon, whose hole is cut in from the edge
     return [*outer, outer[0], inner[0], *reversed(inner)]
 
 
@@ -37,10 +37,10 @@ def _heart() -> list[Point]:
 # All outlines reach to a circle of radius 1, which is what "larger" compares. With outlines of equal area instead, the
 # tiny model named colours and relations after 300 steps but guessed shapes (NELBO 2.9 nats per caption).
 OUTLINES = {
-    "circle": _corners(48, 1.0),
-    "square": _corners(4, 1.0, turn=math.pi / 4),
-    "triangle": _corners(3, 1.0),
-    "star": _corners(10, 1.0, inner=0.4),
+    "circle": _corners(48),
+    "square": _corners(4, turn=math.pi / 4),
+    "triangle": _corners(3),
+    "star": _corners(10, inner=0.4),
     "diamond": [(0.0, -1.0), (0.6, 0.0), (0.0, 1.0), (-0.6, 0.0)],
     "cross": [(x * 0.95, y * 0.95) for x, y in (
         (-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3), (1, 0.3), (0.3, 0.3), (0.3, 1), (-0.3, 1), (-0.3, 0.3),

@@ -82,13 +82,12 @@ def captions(scene: Scene, rng: random.Random) -> dict[str, str | list[str]]:
 draw_pair = plain.draw_pair  # objects differ, and the colour comes first
 
 
-def _probe(classes: tuple[str, ...]) -> Probe:
+def _probe(kind: str, classes: tuple[str, ...]) -> Probe:
     def labelled(world: World, rng: random.Random) -> tuple[plain.Scene, int]:
         scene = plain.draw_scene(world, rng, count=1)  # here the colour tells nothing about the shape
-        item = scene.objects[0]
-        return scene, classes.index(item.colour if classes is COLOURS else item.shape)
+        return scene, classes.index(getattr(scene.objects[0], kind))
 
     return Probe(classes, ("a {c} shape",), labelled)
 
 
-PROBES = {"probe-colour": _probe(COLOURS), "probe-shape": _probe(SHAPES)}
+PROBES = {"probe-colour": _probe("colour", COLOURS), "probe-shape": _probe("shape", SHAPES)}

@@ -29,7 +29,7 @@ SIZES = {"small": "small ", "medium": "", "large": "large "}  # the words before
 RELATIONS = {(0, 1): ("left of", "west of"), (1, 0): ("up above", "north of"), (1, 1): ("northwest of",),
              (1, -1): ("northeast of",)}
 ROWS, COLUMNS = ("top", "bottom"), ("left", "right")
-PLACES = {(row, column): f"in the {row} {column} corner" for row in ROWS for column in COLUMNS}
+PLACES = {(y, x): f"in the {row} {column} corner" for y, row in enumerate(ROWS) for x, column in enumerate(COLUMNS)}
 
 # Templates of short captions. a and b are objects with an article, in reading order.
 ONE = ("photo of {a}", "{a} {place}", "{a} {place} on a {background} background")
@@ -72,24 +72,24 @@ def check(world: World) -> None:
         raise ValueError(f"--noise {world.noise} should be at least 0 and less than 1")
 
 
-def cell(item: SceneObject) -> tuple[str, str]:
+def cell(item: SceneObject) -> tuple[int, int]:
     """Return the key of PLACES for an object: the row and the column of its cell."""
-    return ROWS[int(item.y * 2)], COLUMNS[int(item.x * 2)]
+    return int(item.y * 2), int(item.x * 2)
 
 
 def offset(a: SceneObject, b: SceneObject) -> tuple[int, int]:
     """Return the key of RELATIONS: the rows down and columns to the right from `a` to a later object `b`."""
     (row, column), (below, beside) = cell(a), cell(b)
-    return ROWS.index(below) - ROWS.index(row), COLUMNS.index(beside) - COLUMNS.index(column)
+    return below - row, beside - column
 
 
 def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = None,
-                place: tuple[str, str] | None = None) -> SceneObject:
+                place: tuple[int, int] | None = None) -> SceneObject:
     """Draw an object of a given colour and shape, by default with any size and in any cell."""
     size = size or rng.choice(tuple(RADII))
     row, column = place or rng.choice(tuple(PLACES))
     radius = rng.uniform(*RADII[size])
-    x, y = (half + rng.uniform(radius, 1 - radius) for half in (COLUMNS.index(column), ROWS.index(row)))
+    x, y = (half + rng.uniform(radius, 1 - radius) for half in (column, row))
     return SceneObject(*kind, size, *(round(cells / 2, 4) for cells in (x, y, radius)))
 
 
@@ -183,7 +183,7 @@ def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, s
 
 
 def _one(world: World, rng: random.Random, colour: str | None = None, shape: str | None = None,
-         size: str | None = None, place: tuple[str, str] | None = None) -> Scene:
+         size: str | None = None, place: tuple[int, int] | None = None) -> Scene:
     kind = colour or rng.choice(tuple(COLOURS)), shape or rng.choice(tuple(OUTLINES))
     return Scene((draw_object(rng, kind, size, place),), rng.choice(tuple(BACKGROUNDS)))
 
@@ -195,30 +195,30 @@ def _related(world: World, rng: random.Random, wanted: tuple[int, int]) -> Scene
             return scene
 
 
-def _probe(values: Iterable, classes: Iterable[str], template: str, draw: Callable[..., Scene]) -> Probe:
+def _probe(draw: Callable[..., Scene], name: str, values: Iterable, classes: Iterable[str], template: str) -> Probe:
     values = tuple(values)  # all are equally frequent, so chance is 1 / len(values)
 
     def labelled(world: World, rng: random.Random) -> tuple[Scene, int]:
         label = rng.randrange(len(values))
-        return draw(world, rng, values[label]), label
+        return draw(world, rng, **{name: values[label]}), label
 
     return Probe(tuple(classes), (template,), labelled)
 
 
 PROBES = {
-    "probe-colour": _probe(COLOURS, COLOURS, "a {c} shape", lambda *given: _one(*given[:2], colour=given[2])),
-    "probe-shape": _probe(OUTLINES, OUTLINES, "a {c}", lambda *given: _one(*given[:2], shape=given[2])),
-    "probe-size": _probe(RADII, RADII, "a {c} shape", lambda *given: _one(*given[:2], size=given[2])),
-    "probe-count": _probe(COUNTS, COUNTS.values(), "{c} shapes", draw_scene),
-    "probe-position": _probe(PLACES, PLACES.values(), "a shape {c}", lambda *given: _one(*given[:2], place=given[2])),
-    "probe-relation": _probe(RELATIONS, (wordings[0] for wordings in RELATIONS.values()), "a shape {c} a shape",
-                             _related),
+    "probe-colour": _probe(_one, "colour", COLOURS, COLOURS, "a {c} shape"),
+    "probe-shape": _probe(_one, "shape", OUTLINES, OUTLINES, "a {c}"),
+    "probe-size": _probe(_one, "size", RADII, RADII, "a {c} shape"),
+    "probe-count": _probe(draw_scene, "count", COUNTS, COUNTS.values(), "{c} shapes"),
+    "probe-position": _probe(_one, "place", PLACES, PLACES.values(), "a shape {c}"),
+    "probe-relation": _probe(_related, "wanted", RELATIONS, (wordings[0] for wordings in RELATIONS.values()),
+                             "a shape {c} a shape"),
 }
 
 
 def caption_words() -> list[str]:
     """Return every word and punctuation mark that captions, templates and class names can contain, sorted."""
     templates = (ONE, TWO, MORE, OPENING, OPENING_ONE, PLACED, RELATION, SAME, SIZES.values(), *RELATIONS.values(),
-                 tuple(COLOURS), tuple(OUTLINES), tuple(COUNTS.values()), tuple(BACKGROUNDS), tuple(PLACES.values()),
-                 ALT_WORDS, ("a", "an"), *((*probe.templates, *probe.classes) for probe in PROBES.values()))
+                 COLOURS, OUTLINES, COUNTS.values(), BACKGROUNDS, PLACES.values(), ALT_WORDS, ("a", "an"),
+                 *(probe.templates + probe.classes for probe in PROBES.values()))
     return words_of(templates)
