@@ -15,6 +15,7 @@ import tarfile
 import time
 import zipfile
 import zlib
+from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -41,12 +42,11 @@ class File(NamedTuple):
 
 class Source(NamedTuple):
     licence: str
-    files: tuple[File, ...] = ()
-    commands: tuple[str, ...] = ()  # to run by hand after the download, where OUT is the folder
+    files: Sequence[File] = ()
+    commands: Sequence[str] = ()  # to run by hand after the download, where OUT is the folder
 
 
-SOURCES = {name: Source(row["licence"], tuple(File(**file) for file in row.get("files", ())),
-                        tuple(row.get("commands", ())))
+SOURCES = {name: Source(**{**row, "files": [File(**file) for file in row.get("files", ())]})
            for name, row in json.loads(Path(__file__).with_name("fetch.json").read_bytes()).items()}
 
 
@@ -80,30 +80,27 @@ def ask(url: str, **headers: str) -> requests.Response:
         raise ValueError(f"{url} sends on to an address that cannot be fetched: {problem}") from problem
 
 
-def open_rest(url: str, part: Path) -> requests.Response:
-    start = part.stat().st_size if part.exists() else 0
-    answer = ask(url, **({"Range": f"bytes={start}-"} if start else {}))
-    if answer.status_code == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-        answer.close()
-        answer = ask(url)
-    if answer.status_code != 416:  # which says that the file is complete
-        answer.raise_for_status()
-    return answer
-
-
 def identity(file: File, answer: requests.Response) -> str:
     # Tells this file from a later one at the same address. Redirects are left out, as their signatures change.
     known = [file.url, *(answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length"))]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]
 
 
-def append(answer: requests.Response, part: Path, bar) -> None:
-    if answer.status_code == 416:
-        return
-    with open_own(part, "ab" if answer.status_code == 206 else "wb") as file:
-        bar.n = file.tell()
-        for block in answer.iter_content(2 ** 16):
-            bar.update(file.write(block))
+def append(url: str, part: Path, bar) -> None:
+    """Download what `part` lacks, or all if the server sends no part of a file."""
+    start = part.stat().st_size if part.exists() else 0
+    answer = ask(url, **({"Range": f"bytes={start}-"} if start else {}))
+    if answer.status_code == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        answer.close()
+        answer = ask(url)
+    with answer:
+        if answer.status_code == 416:  # the file is complete
+            return
+        answer.raise_for_status()
+        with open_own(part, "ab" if answer.status_code == 206 else "wb") as file:
+            bar.n = file.tell()
+            for block in answer.iter_content(2 ** 16):
+                bar.update(file.write(block))
 
 
 def download(file: File, folder: Path) -> Path:
@@ -125,8 +122,7 @@ def download(file: File, folder: Path) -> Path:
     with progress_bar(total=length and int(length), what=file.name, unit="B", unit_scale=True) as bar:
         while True:
             try:
-                with open_rest(file.url, part) as answer:
-                    append(answer, part, bar)
+                append(file.url, part, bar)
                 break
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as problem:
                 before, size = size, part.stat().st_size if part.exists() else 0
