@@ -26,6 +26,13 @@ def _ring() -> list[Point]:
     return [*outer, outer[0], inner[0], *reversed(inner)]
 
 
+def _cross() -> list[Point]:
+    points = [(-0.285, -0.95), (0.285, -0.95), (0.285, -0.285)]
+    for _ in range(3):  # the same, a quarter further
+        points += [(-y, x) for x, y in points[-3:]]
+    return points
+
+
 def _heart() -> list[Point]:
     angles = [2 * math.pi * i / 48 for i in range(48)]
     points = [(16 * math.sin(a) ** 3, 5 * math.cos(2 * a) + 2 * math.cos(3 * a) + math.cos(4 * a) - 13 * math.cos(a))
@@ -42,9 +49,7 @@ OUTLINES = {
     "triangle": _corners(3),
     "star": _corners(10, inner=0.4),
     "diamond": [(0.0, -1.0), (0.6, 0.0), (0.0, 1.0), (-0.6, 0.0)],
-    "cross": [(x * 0.95, y * 0.95) for x, y in (
-        (-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3), (1, 0.3), (0.3, 0.3), (0.3, 1), (-0.3, 1), (-0.3, 0.3),
-        (-1, 0.3), (-1, -0.3), (-0.3, -0.3))],
+    "cross": _cross(),
     "ring": _ring(),
     "heart": _heart(),
 }

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from .drawing import BACKGROUNDS, SceneObject
@@ -137,14 +138,14 @@ def long_caption(scene: Scene, rng: random.Random) -> str:
     def say(kind: str, **facts: str) -> str:
         return rng.choice(SENTENCES[kind]).format(**facts)
 
-    count, neighbours = len(scene.objects), list(zip(scene.objects, scene.objects[1:], strict=False))
-    if count > 1:
+    count, neighbours = len(scene.objects), list(pairwise(scene.objects))
+    if neighbours:
         first, second = rng.choice(neighbours)
     sentences = [
-        say("opening" if count > 1 else "alone", count=COUNTS[count], background=scene.background),
+        say("opening" if neighbours else "alone", count=COUNTS[count], background=scene.background),
         say("forward", caption=caption(scene.objects, scene.relation)),
     ]
-    if count > 1:
+    if neighbours:
         sentences.append(say("backward", first=first.noun, second=second.noun, inverse=RELATIONS[scene.relation]))
     further = [say("place", noun=item.noun, place=PLACES[int(item.y * 3)][int(item.x * 3)]) for item in scene.objects]
     for first, second in neighbours:
@@ -176,15 +177,15 @@ def negative_captions(scene: Scene, i: int, j: int) -> dict[str, str] | None:
     named = {(item.colour, item.shape) for item in scene.objects}
     if not named.isdisjoint({(a.colour, b.shape), (b.colour, a.shape)}):
         return None
-    attributes, objects = list(scene.objects), list(scene.objects)
-    attributes[i], attributes[j] = replace(a, colour=b.colour), replace(b, colour=a.colour)
-    objects[i], objects[j] = b, a
+
+    def with_those(*two: SceneObject) -> str:
+        objects = list(scene.objects)
+        objects[i], objects[j] = two
+        return caption(objects, scene.relation)
+
     other = next(relation for relation in RELATIONS if relation != scene.relation)
-    return {
-        "swap_att": caption(attributes, scene.relation),
-        "swap_obj": caption(objects, scene.relation),
-        "replace_rel": caption(scene.objects, other),
-    }
+    return {"swap_att": with_those(replace(a, colour=b.colour), replace(b, colour=a.colour)),
+            "swap_obj": with_those(b, a), "replace_rel": caption(scene.objects, other)}
 
 
 def draw_pair(world: World, rng: random.Random) -> tuple[Scene, str, dict[str, str]]:

@@ -96,9 +96,9 @@ def draw_object(rng: random.Random, kind: tuple[str, str], size: str | None = No
 def draw_scene(world: World, rng: random.Random, count: int | None = None) -> Scene:
     """Draw `count` objects (default: one in half of the scenes, else 2 to 4) in different cells, in reading order."""
     count = count or rng.choice((1, 1, 1, 2, 3, 4))
-    kinds, places = rng.sample(KINDS, count), sorted(rng.sample(range(len(PLACES)), count))
-    return Scene(tuple(draw_object(rng, kind, place=tuple(PLACES)[place])
-                       for kind, place in zip(kinds, places, strict=True)), rng.choice(tuple(BACKGROUNDS)))
+    kinds, places = rng.sample(KINDS, count), sorted(rng.sample(tuple(PLACES), count))
+    return Scene(tuple(draw_object(rng, kind, place=place) for kind, place in zip(kinds, places, strict=True)),
+                 rng.choice(tuple(BACKGROUNDS)))
 
 
 # ---- wording
