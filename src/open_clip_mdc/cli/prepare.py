@@ -15,7 +15,6 @@ Plain OpenCLIP takes U+001E for white space, and so reads one long text, which -
 prepare_layouts.py lists the layouts that `shards` reads.
 """
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -96,7 +95,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
                     "__key__": f"{index:08d}",
                     suffix: sample.image,
                     "txt": separator.join(sample.captions),
-                    "json": json.dumps({"filename": sample.name, "captions": sample.captions}),
+                    "json": {"filename": sample.name, "captions": sample.captions},
                 })
                 sizes[name] = sizes.get(name, 0) + 1
     return sizes
@@ -108,15 +107,6 @@ def refuse(left_out: list[str]) -> NoReturn:
                      "leave them out by --skip-broken")
 
 
-def write_test(folder: Path, samples: Iterable[tuple[str, Sample]]) -> dict[str, int]:
-    """Write FOLDER/test in clip_benchmark's captioning format, and return the shards' sizes."""
-    sizes = write_split(folder / "test", samples, "{}.tar", "\n")
-    (folder / "test").mkdir(parents=True, exist_ok=True)
-    (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
-    (folder / "dataset_type.txt").write_text("retrieval")  # clip_benchmark's name for data with captions
-    return sizes
-
-
 def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], join: bool, skip: bool) -> None:
     """Write train/, val/ and test/ under `out`, and print how to use them. `out` appears only when it is complete.
 
@@ -125,17 +115,20 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
     hints = []
     with new_folder(out) as folder:
         for split, samples in splits.items():
-            found = usable(samples, left_out, skip)
-            sizes = write_test(folder, found) if split == "test" else write_split(
-                folder / split, found, "{:05d}.tar", " " if join else CAPTION_SEPARATOR)
+            shard, separator = "{:05d}.tar", " " if join else CAPTION_SEPARATOR
+            if split == "test":
+                shard, separator = "{}.tar", "\n"
+            sizes = write_split(folder / split, usable(samples, left_out, skip), shard, separator)
             if not sizes:
                 raise ValueError(f"no usable image for {split}: {left_out[0] if left_out else 'there is none'}")
-            hints.append(f"{plural(sum(sizes.values()), 'image')}: ")
-            if split == "test":
-                hints[-1] += f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
+            if split == "test":  # clip_benchmark's captioning format, which it calls retrieval
+                (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
+                (folder / "dataset_type.txt").write_text("retrieval")
+                use = f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
             else:
                 write_json(folder / split / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
-                hints[-1] += f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
+                use = f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
+            hints.append(f"{plural(sum(sizes.values()), 'image')}: {use}")
         if left_out and not skip:
             refuse(left_out)
         if left_out:
@@ -154,13 +147,12 @@ def check_there(splits: dict[str, Iterable[Sample]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    left_out: list[str] = []
     if args.source == "shards":
-        patterns = {split: getattr(args, split) for split in ("train", "val", "test") if getattr(args, split)}
-        if not patterns:
-            raise ValueError("give at least one of --train, --val and --test")
         images = list(dict.fromkeys(args.images))
-        splits = {split: layouts.read(pattern, images, args.captions_key) for split, pattern in patterns.items()}
+        splits = {split: layouts.read(pattern, images, args.captions_key) for split in ("train", "val", "test")
+                  if (pattern := getattr(args, split))}
+        if not splits:
+            raise ValueError("give at least one of --train, --val and --test")
     else:
         rows = read_karpathy(args.annotations, args.source, args.images)
         splits = {split: rows[split] for split in ("train", "val", "test") if split in rows}
@@ -168,4 +160,4 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"{args.annotations} names no images of train, val or test")
     if not args.skip_broken:
         check_there(splits)
-    write(args.out, splits, left_out, args.join, args.skip_broken)
+    write(args.out, splits, [], args.join, args.skip_broken)

@@ -98,7 +98,7 @@ def read_shards(shards: list[str], key: str) -> Iterator[Sample]:
 
 def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
     """Return the images of a folder with the captions in the .txt, .caption or .json of the same name."""
-    found, folders = [], {}
+    found, folders, some = [], {}, False
     for path in images:
         try:
             beside = files_beside(path, folders)
@@ -106,18 +106,19 @@ def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
             sample = {suffix: read_file(file, LARGEST_TEXT) for suffix, file in files.items()}
             text = next((decode_text(sample[suffix], files[suffix]) for suffix in BESIDE[:2] if suffix in files), "")
             captions, seen = captions_of(sample, text, key)
+            some |= bool(files)
         except (OSError, ValueError) as problem:
-            files, captions, seen = {"txt": path}, None, f": {problem}"
-        found.append((Sample(str(path.relative_to(folder)), path, captions, seen), files))
-    if not any(files for _, files in found):
+            captions, seen, some = None, f": {problem}", True
+        found.append(Sample(str(path.relative_to(folder)), path, captions, seen))
+    if not some:
         raise ValueError(f"{folder} has no captions: none of its {len(found)} images has a .txt, .caption or .json "
                          f"beside it, and there is no metadata.csv or metadata.jsonl")
-    return [sample for sample, _ in found]
+    return found
 
 
-def image_file(folders: Sequence[Path], name: str, source: Path, number: int) -> Path:
+def image_file(folders: Sequence[str | Path], name: str, source: Path, number: int) -> Path:
     """Return the image of a row in the one of the folders that holds it. Raises ValueError if several do."""
-    places = [inside(folder, name, source, number) for folder in folders]
+    places = [inside(Path(folder), name, source, number) for folder in folders]
     there = [path for path in places if os.path.exists(path)] if len(places) > 1 else places
     if len(there) > 1:
         raise ValueError(f"{source}, row {number}: {name} is {there[0]} and {there[1]}: give one --images, or prepare "
@@ -125,7 +126,7 @@ def image_file(folders: Sequence[Path], name: str, source: Path, number: int) ->
     return (there or places)[0]
 
 
-def from_rows(rows: Iterable, source: Path, folders: Sequence[Path], key: str) -> list[Sample]:
+def from_rows(rows: Iterable, source: Path, folders: Sequence[str | Path], key: str) -> list[Sample]:
     """Return each image once, with the captions of all its rows.
 
     Args:
@@ -169,7 +170,7 @@ def read_json(path: Path, images: Sequence[str], key: str) -> list[Sample]:
                              f"Karpathy's dataset_coco.json is for `prepare coco`") from problem
     if not isinstance(rows, list):
         raise ValueError(f"{path} holds {type(rows).__name__}, no images with captions")
-    return from_rows(rows, path, [Path(one) for one in images] or [folder], key)
+    return from_rows(rows, path, images or [folder], key)
 
 
 def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
@@ -183,7 +184,7 @@ def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     with open_table(path) as file:
         header = next(line for line in file if line.strip()).decode()
     column = next(csv.reader([header], delimiter=form.separator))[form.columns[0]].strip()
-    folders = [Path(one) for one in images] or [path.parent] * (column == FILE_NAME)
+    folders = images or [path.parent] * (column == FILE_NAME)
     return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folders, key)
 
 
@@ -225,15 +226,13 @@ def read_parquet(paths: list[str], key: str) -> Iterator[Sample]:
 
 def read_folder(folder: Path, images: Sequence[str], key: str) -> Iterable[Sample]:
     """Return the samples of a folder by the first of: its metadata, shards, images with captions beside, tables."""
-    below = [Path(name) for name in files_below(folder)]
-    below = [path for path in below if not is_hidden(str(path.relative_to(folder)))]
+    below = [path for path in map(Path, files_below(folder)) if not is_hidden(str(path.relative_to(folder)))]
     files = [path for path in below if path.is_file()]  # leaves out a link to /dev/zero
     if tables := [path for path in files if path.name in ("metadata.csv", "metadata.jsonl")]:
         if len({path.parent for path in tables}) < len(tables):
             raise ValueError(f"{tables[0].parent} has metadata.csv and metadata.jsonl: remove one")
-        found = [[sample._replace(name=str(table.parent.relative_to(folder) / sample.name)) for sample in
-                  (read_csv if table.suffix == ".csv" else read_json)(table, images, key)] for table in tables]
-        return [sample for samples in found for sample in samples]
+        return [sample._replace(name=str(table.parent.relative_to(folder) / sample.name)) for table in tables
+                for sample in read(str(table), images, key)]
     if shards := [str(path) for path in files if is_shard(path)]:
         return read_shards(shards, key)
     if pictures := [path for path in below if path.suffix.lower() in IMAGE_FILES]:
