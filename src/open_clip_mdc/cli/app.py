@@ -20,7 +20,6 @@ from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -145,8 +144,7 @@ def uploaded(path: str, folder: str) -> str:
 def highlight(image: Image.Image, weights: torch.Tensor) -> Image.Image:
     """Return the image darkened by a word's attention [rows, columns]: the patch with the most stays clear."""
     mask = Image.fromarray((255 * light(weights)).round().byte().cpu().numpy())
-    black = Image.fromarray(np.zeros_like(image))
-    return Image.composite(image, black, mask.resize(image.size, Image.Resampling.NEAREST))
+    return Image.composite(image, Image.new("RGB", image.size), mask.resize(image.size, Image.Resampling.NEAREST))
 
 
 def example() -> Path:

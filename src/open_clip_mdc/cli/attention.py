@@ -28,7 +28,7 @@ COLOUR_RANGE = 2.0  # colours span this many standard deviations of a principal 
 
 def png(pixels: np.ndarray) -> str:
     # [H, W, 2] is grey and alpha, [H, W, 3] is RGB.
-    return data_url(encode_png(Image.fromarray(pixels, {2: "LA", 3: "RGB"}[pixels.shape[2]])), "image/png")
+    return data_url(encode_png(Image.fromarray(pixels)), "image/png")
 
 
 def overlay(weights: torch.Tensor) -> str:
