@@ -24,12 +24,11 @@ SHOWN = 50  # photographs on the page
 def row_of(label: str, found: dict[str, dict], metric: str, blind: str = "", floor: float | None = None,
            cases: int | None = None) -> dict:
     """Return a measure of each row, in percent. `found` has the metrics of a result by row."""
-    def number(row: str, name: str) -> float | None:
-        value = found.get(row, {}).get(name)
+    def percent(value: float | None) -> float | None:
         return None if value is None else round(100 * value, 1)
 
-    return {"measure": label, **{row: number(row, metric) for row in ROWS}, "blind": number("encoder", blind),
-            "floor": None if floor is None else round(100 * floor, 1), "cases": cases}
+    return {"measure": label, **{row: percent(found.get(row, {}).get(metric)) for row in ROWS},
+            "blind": percent(found.get("encoder", {}).get(blind)), "floor": percent(floor), "cases": cases}
 
 
 def metrics_of(file: Path) -> dict:
