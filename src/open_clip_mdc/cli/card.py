@@ -39,11 +39,11 @@ from ..integration import image_source
 from ..integration.checkpoints import default_device, objective
 from ..integration.configs import is_captioner
 from ..integration.patches import register
-from ..objectives.registry import OBJECTIVES, Objective
+from ..objectives.registry import OBJECTIVES
 from ..progress import progress_bar
 from . import export, prepare
 from .card_page import ROWS, measures, write_card
-from .locked_training import begun, checkpoint, flags_of, halves, shards_of, unsaid, write_data_of
+from .locked_training import begun, checkpoint, flags_of, halves, once, shards_of, unsaid, write_data_of
 from .prepare_layouts import read_shards
 
 SETTINGS = ("encoder", "paths", "images", "image_size", "test", "model")
@@ -79,16 +79,12 @@ def model_of(args: argparse.Namespace) -> str:
                              "MDC-small-timm-tf_efficientnet_lite0")
         if not is_captioner(name):
             raise ValueError(f"--model {name} is no captioner: give a name such as MDC-small-ViT-B-32")
-        if not objective_of(name).scorers:
+        if not OBJECTIVES[objective(name)].scorers:
             raise ValueError(f"--model {name} can only fill in words: give one that writes captions, as MDC does")
         image_source.check(args.encoder, name, image_size=args.image_size)
     except ValueError as problem:
         raise ValueError(str(problem).replace("--pretrained-image ", "")) from problem
     return name
-
-
-def objective_of(model: str) -> Objective:
-    return OBJECTIVES[objective(model)]
 
 
 def starts(args: argparse.Namespace, model: str, work: Path) -> dict[str, list[str]]:
@@ -123,7 +119,7 @@ def probe(folder: str) -> Evaluation:
 
 def evaluations(model: str, out: Path, found: list[str]) -> list[Evaluation]:
     """Return what the decoder of each row is asked. `found` are the kinds of pairs that the captions give."""
-    known, data = objective_of(model), out / "data"
+    known, data = OBJECTIVES[objective(model)], out / "data"
     repeats = ("--repeats", "avoid") * (known.order == "any")
     shortlist = ("--shortlist", "10") * ("parallel" in known.scorers)
     asked = (Evaluation("captions", "captioning", data, ["wds/data"], ("--caption_length", "auto", *repeats)),
@@ -150,8 +146,9 @@ def write_data(args: argparse.Namespace, out: Path) -> dict:
 
 
 def train_row(row: str, flags: list[str], counts: dict, out: Path, bar: tqdm) -> None:
-    """Train a decoder with a cosine schedule, and remove the cached tokens, which may be large."""
+    """Train a decoder with a cosine schedule, and export the encoder's. The cached tokens, which may be large, go."""
     work, device, first = out / WORK, default_device(), bar.n
+    weights, captioner = checkpoint(work / row, EPOCHS), out / "captioner"
     batch = min(BATCH, counts["train"])
     fewest, most = CAPTIONS
     samples = max(batch, min(max(EPOCHS * counts["captions"], fewest), most) // EPOCHS)
@@ -163,17 +160,22 @@ def train_row(row: str, flags: list[str], counts: dict, out: Path, bar: tqdm) ->
             bar.update(first + int(LENGTH * (epoch + done / of) / EPOCHS) - bar.n)
 
     with unsaid(heard):
-        if not checkpoint(work / row, EPOCHS).exists():
+        if not weights.exists():
             train.main([*flags, *flags_of(out, work, samples, batch, device), "--name", row, "--lr", "1e-3", "--epochs",
                         str(EPOCHS), "--warmup", str(steps // 12), "--log-every-n-steps", "10",
                         "--delete-previous-checkpoint"])
-    if not checkpoint(work / row, EPOCHS).exists():
+    if not weights.exists():
         raise ValueError(f"the training ended early: {work / row / 'out.log'} says why")
     shutil.rmtree(work / "tokens", ignore_errors=True)
     bar.update(first + LENGTH - bar.n)
+    if row == "encoder":
+        shutil.rmtree(captioner, ignore_errors=True)
+        with unsaid():
+            export.run(argparse.Namespace(pretrained=str(work / row), model=None, to=["open_clip"], half=False,
+                                          about=None, results=[], out=str(captioner), push=None))
 
 
-def evaluate(one: Evaluation, row: str, model: list[str], out: Path) -> None:
+def evaluate(one: Evaluation, row: str, model: list[str], out: Path, bar: tqdm) -> None:
     """Write the result files OUT/results/ROW/DATASET-TASK.json of a model by its flags."""
     cpu = ["--no_amp"] * (default_device() == "cpu")
     with unsaid():
@@ -181,42 +183,26 @@ def evaluate(one: Evaluation, row: str, model: list[str], out: Path) -> None:
             "eval", *model, "--dataset", *one.datasets, "--dataset_root", str(one.root), "--task", one.task, *one.flags,
             "--output", str(out / "results" / row / f"{{dataset}}-{one.task}.json"), "--skip_existing", "--quiet",
             "--feature_root", str(out / WORK / "features"), "--num_workers", "0", *cpu])
+    bar.update(1)
 
 
 def fill(args: argparse.Namespace, out: Path, model: str, probes: list[Evaluation], journal: Journal) -> None:
     """Take each part that the journal does not have."""
-    if "data" not in journal:
-        shutil.rmtree(out / "data", ignore_errors=True)  # it was written whole, but not noted
-        journal.note({"id": "data", **write_data(args, out)})
-    counts = journal["data"]
+    counts = once(journal, "data", write_data, args, out)
     print(f"{counts['train']} photographs to train on, {counts['test']} to test on", flush=True)
-    asked, captioner = evaluations(model, out, list(counts["pairs"])), out / "captioner"
-    parts = [(f"{row} {name}", weight) for row in ROWS for name, weight in (
-        ("decoder", LENGTH), *((one.name, 1) for one in asked))] + [(one.name, 1) for one in probes]
-    done = sum(weight for name, weight in parts if name in journal)
-    with progress_bar(total=sum(weight for _, weight in parts), what="card", unit="part", initial=done) as bar:
+    asked = evaluations(model, out, list(counts["pairs"]))
+    calls = [f"{row} {one.name}" for row in ROWS for one in asked] + [one.name for one in probes]
+    parts = {f"{row} decoder": LENGTH for row in ROWS} | dict.fromkeys(calls, 1)
+    done = sum(length for name, length in parts.items() if name in journal)
+    with progress_bar(total=sum(parts.values()), what="card", unit="part", initial=done) as bar:
         for row, flags in starts(args, model, out / WORK).items():
-            if f"{row} decoder" not in journal:
-                train_row(row, flags, counts, out, bar)
-                if row == "encoder":
-                    shutil.rmtree(captioner, ignore_errors=True)
-                    with unsaid():
-                        export.run(argparse.Namespace(
-                            pretrained=str(out / WORK / row), model=None, to=["open_clip"], half=False, about=None,
-                            results=[], out=str(captioner), push=None))
-                journal.note({"id": f"{row} decoder"})
-            weights = checkpoint(out / WORK / row, EPOCHS)
+            once(journal, f"{row} decoder", train_row, row, flags, counts, out, bar)
+            made = ["--model", flags[1], "--pretrained", str(checkpoint(out / WORK / row, EPOCHS))]
             for one in asked:
-                if f"{row} {one.name}" not in journal:
-                    evaluate(one, row, ["--model", flags[1], "--pretrained", str(weights)], out)
-                    journal.note({"id": f"{row} {one.name}"})
-                    bar.update(1)
-        made = ["--model", objective(model), "--pretrained", str(captioner)]
+                once(journal, f"{row} {one.name}", evaluate, one, row, made, out, bar)
+        made = ["--model", objective(model), "--pretrained", str(out / "captioner")]
         for one in probes:
-            if one.name not in journal:
-                evaluate(one, f"probes/{one.root.name}", made, out)
-                journal.note({"id": one.name})
-                bar.update(1)
+            once(journal, one.name, evaluate, one, f"probes/{one.root.name}", made, out, bar)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -226,7 +212,7 @@ def run(args: argparse.Namespace) -> None:
     probes = [probe(folder) for folder in args.probe]
     if len({one.root.name for one in probes}) < len(probes):
         raise ValueError("--probe: two folders have the same name, by which the table calls them: rename one")
-    with begun(out, JOURNAL, {name: getattr(args, name) for name in SETTINGS}) as journal:
+    with begun(out, JOURNAL, args, SETTINGS) as journal:
         fill(args, out, args.model, probes, journal)
         counts = {name: count for name, count in journal["data"].items() if name != "id"}
     rows = measures(out / "results")

@@ -30,7 +30,6 @@ from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from .. import train
 from ..data.captions import split_captions
 from ..data.images import Images, batched, read_pairs
-from ..data.journal import Journal
 from ..errors import flag, plural
 from ..integration import image_source
 from ..integration.checkpoints import default_device
@@ -39,7 +38,7 @@ from ..integration.patches import register
 from ..integration.pretrained import PretrainedCaptioner
 from ..integration.runs import PHOTO, PHOTO_MODEL, find
 from ..integration.validation import nelbo
-from .locked_training import begun, checkpoint, flags_of, halves, shards_of, unsaid, write_data_of
+from .locked_training import begun, checkpoint, flags_of, halves, once, shards_of, unsaid, write_data_of
 from .page import card, legend, shown, thumbnail, write_page
 from .prepare import usable
 from .prepare_layouts import Sample
@@ -177,37 +176,26 @@ def run(args: argparse.Namespace) -> None:
     """Write OUT. Raises ValueError for bad input, before anything is trained."""
     flags, start = start_of(args)
     out = Path(args.out)
-    with begun(out, JOURNAL, {name: getattr(args, name) for name in SETTINGS}) as journal:
-        fine_tune(args, out, flags, start, journal)
-
-
-def fine_tune(args: argparse.Namespace, out: Path, flags: list[str], start: PretrainedCaptioner | None,
-              journal: Journal) -> None:
-    """Take each step that the journal does not have."""
-    if "data" not in journal:
-        shutil.rmtree(out / "data", ignore_errors=True)  # it was written whole, but not noted
-        journal.note({"id": "data", **write_data(args, out)})
-    counts, device = journal["data"], default_device()
-    batch = min(BATCH, counts["train"])
-    print(f"{counts['train']} photographs to train on, {counts['val']} to validate on", flush=True)
-    flags += [*flags_of(out, out / TRIALS, max(counts["captions"], STEPS * batch), batch, device),
-              "--val-data", "::".join(shards_of(out, "captions")), "--lr-scheduler", "const", "--warmup", "10"]
-    for rate in RATES:
-        if rate not in journal:
-            journal.note({"id": rate, **train_at(rate, flags, out, args.epochs)})
-    chosen = min((journal[rate] for rate in RATES), key=lambda row: row["nelbo"])
-    for name in ("params.txt", "out.log", "checkpoints"):
-        if (part := out / TRIALS / chosen["id"] / name).exists():
-            os.replace(part, out / name)
-    shutil.rmtree(out / TRIALS, ignore_errors=True)
-    tuned = load_captioner(argparse.Namespace(**{**vars(args), "pretrained": str(out.absolute()), "model": None}))
-    both = {"before": measure(start, out)} if start else {}
-    both["after"] = measure(tuned, out)
-    write_result(args, counts, chosen, both)
-    for when, found in both.items():
-        print(f"{when + ':':7} NELBO {found.nelbo:.3f} nats per token, CIDEr {found.cider}")
-    if start and both["after"].nelbo >= both["before"].nelbo:
-        print("Training made it no better on the validation photographs: give more of them, or keep the start")
-    elif chosen["epoch"] == args.epochs:
-        print(f"The NELBO still fell in the last epoch: give more than --epochs {args.epochs}")
-    print(f"{out}: a run for --pretrained. {out / 'index.html'}: captions {' and '.join(both)}")
+    with begun(out, JOURNAL, args, SETTINGS) as journal:
+        counts, device = once(journal, "data", write_data, args, out), default_device()
+        batch = min(BATCH, counts["train"])
+        print(f"{counts['train']} photographs to train on, {counts['val']} to validate on", flush=True)
+        flags += [*flags_of(out, out / TRIALS, max(counts["captions"], STEPS * batch), batch, device),
+                  "--val-data", "::".join(shards_of(out, "captions")), "--lr-scheduler", "const", "--warmup", "10"]
+        trained = [once(journal, rate, train_at, rate, flags, out, args.epochs) for rate in RATES]
+        chosen = min(trained, key=lambda row: row["nelbo"])
+        for name in ("params.txt", "out.log", "checkpoints"):
+            if (part := out / TRIALS / chosen["id"] / name).exists():
+                os.replace(part, out / name)
+        shutil.rmtree(out / TRIALS, ignore_errors=True)
+        tuned = load_captioner(argparse.Namespace(**{**vars(args), "pretrained": str(out.absolute()), "model": None}))
+        both = {"before": measure(start, out)} if start else {}
+        both["after"] = measure(tuned, out)
+        write_result(args, counts, chosen, both)
+        for when, found in both.items():
+            print(f"{when + ':':7} NELBO {found.nelbo:.3f} nats per token, CIDEr {found.cider}")
+        if start and both["after"].nelbo >= both["before"].nelbo:
+            print("Training made it no better on the validation photographs: give more of them, or keep the start")
+        elif chosen["epoch"] == args.epochs:
+            print(f"The NELBO still fell in the last epoch: give more than --epochs {args.epochs}")
+        print(f"{out}: a run for --pretrained. {out / 'index.html'}: captions {' and '.join(both)}")

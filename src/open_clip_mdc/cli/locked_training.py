@@ -1,4 +1,5 @@
 """Train decoders on a locked image encoder and your own photographs, as `finetune` and `card` do."""
+import argparse
 import io
 import logging
 import re
@@ -52,6 +53,7 @@ def write_data_of(source: str, out: Path, splits: dict[str, Iterable[Sample]]) -
     Photographs that cannot be used are listed in OUT/data/left_out.txt. Raises ValueError if too few are left.
     """
     left_out: list[str] = []
+    shutil.rmtree(out / "data", ignore_errors=True)  # it may have been written whole, but not noted
     with redirect_stdout(io.StringIO()):  # it prints flags for open_clip_train
         prepare.write(str(out / "data"), splits, left_out, join=False, skip=True)
     counts = [[len(sample.captions) for sample in read_shards(shards_of(out, split), "captions")]
@@ -83,17 +85,24 @@ def flags_of(out: Path, logs: Path, samples: int, batch: int, device: str) -> li
 
 
 @contextmanager
-def begun(out: Path, name: str, key: dict) -> Iterator[Journal]:
+def begun(out: Path, name: str, args: argparse.Namespace, settings: Iterable[str]) -> Iterator[Journal]:
     """Open the journal OUT/NAME. Raises ValueError for a folder with other things, and leaves no empty one."""
     if not (out / name).exists() and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"--out {out} exists and is not empty: remove it or give another --out")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with Journal(out / name, key) as journal:
+        with Journal(out / name, {setting: getattr(args, setting) for setting in settings}) as journal:
             yield journal
     finally:
         with suppress(OSError):
             out.rmdir()  # if it is empty
+
+
+def once(journal: Journal, part: str, do: Callable[..., dict | None], *args) -> dict:
+    """Return what the journal says of a part. If it says nothing, `do(*args)` comes first, and its result is noted."""
+    if part not in journal:
+        journal.note({"id": part, **(do(*args) or {})})
+    return journal[part]
 
 
 @contextmanager
