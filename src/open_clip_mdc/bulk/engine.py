@@ -6,6 +6,7 @@ share an output folder (locks.py).
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -46,7 +47,7 @@ def worker(make: Make, number: int = 0) -> Callable[[object, Path, bool], Result
 _do: Callable  # set in each process of the pool
 
 
-def _do_here(*item) -> Result:
+def _do_here(item: tuple[object, Path, bool]) -> Result:
     return _do(*item)
 
 
@@ -56,9 +57,9 @@ def _start(make: Make, number) -> None:
         _do, number.value = worker(make, number.value), number.value + 1
 
 
-def _or_end(function: Callable, *item):
+def _or_end(function: Callable, item: object):
     try:
-        return function(*item)
+        return function(item)
     except (SystemExit, KeyboardInterrupt) as end:  # on SIGTERM or Ctrl-C. The executor would take it for a result
         os._exit(getattr(end, "code", 130))
 
@@ -83,7 +84,7 @@ def process_pool(jobs: int, killed: str, start: Callable | None = None, *args) -
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, _start_process, (start, *args)) as pool:
         try:
-            yield lambda function, *items: pool.map(partial(_or_end, function), *items)
+            yield lambda function, items: pool.map(partial(_or_end, function), items)
         except BrokenProcessPool as problem:
             raise ValueError(killed) from problem
 
@@ -97,7 +98,7 @@ def local_workers(make: Make, jobs: int) -> Iterator[Callable]:
     number = multiprocessing.get_context("fork").Value("i", 0)
     with process_pool(jobs, "a worker process was killed, possibly out of memory: run the same command to resume",
                       _start, make, number) as map_all:
-        yield lambda items: map_all(_do_here, *zip(*items, strict=True))
+        yield partial(map_all, _do_here)
 
 
 def make_each(make: Make, work: list[tuple[object, Path]], jobs: int | None) -> Iterator[Path]:
@@ -105,27 +106,27 @@ def make_each(make: Make, work: list[tuple[object, Path]], jobs: int | None) -> 
 
     If some files cannot be made, all others are, and then ValueError is raised.
     """
-    there, todo = [], []
-    for item in work:
-        (there if item[1].exists() else todo).append(item)
-    yield from (target for _, target in there)
+    todo = []
+    for shard, target in work:
+        if target.exists():
+            yield target
+        else:
+            todo.append((shard, target))
     if not todo:
         make(0)  # this also checks the flags
         return
-    problems = {}  # with their counts, as a wrong flag is wrong for every shard
+    problems = Counter()  # as a wrong flag is wrong for every shard
     with local_workers(make, min(jobs or 1, len(todo))) as results:
         for wait in (False, True):
             items, todo = todo, []
-            if not items:
-                break
             for item, result in zip(items, results([(*item, wait) for item in items]), strict=True):
                 if result.there:
                     yield item[1]
                 elif result.problem:
-                    problems[result.problem] = problems.get(result.problem, 0) + 1
+                    problems[result.problem] += 1
                 else:
                     todo.append(item)
     if problems:
         hidden = [f"... and {len(problems) - MAX_SHOWN} more"] * (len(problems) > MAX_SHOWN)
-        raise ValueError("\n  ".join([f"{sum(problems.values())} of {len(work)} shards cannot be used, all else is "
+        raise ValueError("\n  ".join([f"{problems.total()} of {len(work)} shards cannot be used, all else is "
                                       "written:", *list(problems)[:MAX_SHOWN], *hidden]))
