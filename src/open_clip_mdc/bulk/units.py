@@ -74,11 +74,11 @@ def source_of(unit: Unit) -> dict:
 
 def check_source(unit: Unit, source: dict | None, made: Path) -> None:
     """Raise ValueError if the file `made` came from another unit, or from this one before its content changed."""
-    old = source or {"path": "nothing that it names"}
-    now = {name: value for name, value in place_of(unit).items() if old.get(name) != value}
-    if not now and (hash_files(unit, file_state) == old.get("state") or hash_files(unit, sha256) == old.get("sha256")):
+    old, place = source or {"path": "nothing that it names"}, place_of(unit)
+    if place.items() <= old.items() and (
+            hash_files(unit, file_state) == old.get("state") or hash_files(unit, sha256) == old.get("sha256")):
         return
-    here = place_of(unit)["path"]
+    here = place["path"]
     changed = "it or an image in it changed" if isinstance(unit, CsvRows) or unit.is_dir() else "that changed"
     what = f"{here} before {changed}" if old["path"] == here else f"{old['path']}, not {here}"
     raise ValueError(f"{made} was made of {what}: remove it, or choose another folder")
@@ -135,7 +135,7 @@ def write_all(units: list[Unit], args: argparse.Namespace, worker: Worker) -> tu
     if twice:
         raise ValueError(f"two inputs are named {twice[0]}, so both would be {twice[0]}.parquet: give each its own "
                          "--out")
-    work = [(unit, Path(args.out) / f"{unit_name(unit)}.parquet") for unit in units]
+    work = [(unit, Path(args.out, f"{unit_name(unit)}.parquet")) for unit in units]
     totals, skipped, first = Counter(), {}, None  # skipped: by table
     try:
         with images_bar(units, args.tool) as say:

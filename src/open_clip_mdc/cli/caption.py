@@ -131,9 +131,9 @@ def settings(args: argparse.Namespace, loaded: PretrainedCaptioner, blind: str |
 
 def schema_of(name: str, clip: bool = False):
     import pyarrow as pa
-    token = pa.struct([("token", pa.string()), ("step", pa.int32()), ("log_prob", pa.float32())])
-    return pa.schema([(name, pa.string()), ("caption", pa.string()), ("tokens", pa.list_(token)),
-                      *[("clip_texts", pa.int32())] * clip])
+    token = pa.struct([("token", "string"), ("step", "int32"), ("log_prob", "float32")])
+    return pa.schema([(name, "string"), ("caption", "string"), ("tokens", pa.list_(token)),
+                      *[("clip_texts", "int32")] * clip])
 
 
 def worker(args: argparse.Namespace, units: list, number: int):
@@ -201,10 +201,9 @@ def run(args: argparse.Namespace) -> None:
         print(f"warning: --compare {args.compare} has captions of other images", file=sys.stderr)
     if args.html:
         title = f"Captions by {shown_model(args, args.html)}"
-        texts = [rows[name]["clip_texts"] for name in names] if clip else []
         given = {**given_options(args), **({"uncond": options["uncond"]} if "uncond" in options else {})}
-        facts = page_facts(args, given, decoding.searches(given, loaded.model.objective), len(names),
-                           sum(texts) / max(len(texts), 1))
+        facts = page_facts(args, given, decoding.searches(given, loaded.model.objective),
+                           [rows[name].get("clip_texts") for name in names])
         write_page(args.html, title, facts, legend(), cards, shown_lines(skipped, paths, args.html))
     if coco:
         write_json(args.out, coco_results({name: rows[name]["caption"] for name in names}, ids))

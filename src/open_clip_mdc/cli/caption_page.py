@@ -2,6 +2,7 @@
 import argparse
 import os
 from collections.abc import Mapping
+from statistics import fmean
 
 from ..data.files import parse_json
 from ..data.text import read_lines
@@ -30,17 +31,20 @@ def read_captions(path: str, name: str | None = None) -> dict[str, dict]:
         raise ValueError(f"--compare {path} is not a .jsonl file of open_clip_mdc caption: {problem!r}") from problem
 
 
-def page_facts(args: argparse.Namespace, given: Mapping, causal: bool, images: int, clip_texts: float) -> dict:
-    """Return what a page says above its captions. `given` has the options of decoding that are not the default."""
+def page_facts(args: argparse.Namespace, given: Mapping, causal: bool, clip_texts: list[int | None]) -> dict:
+    """Return what a page says above its captions.
+
+    `given` has the options of decoding that are not the default, `clip_texts` how many texts CLIP read for each image.
+    """
     order = ("draws" if args.temperature else "searches by beam") + " from left to right" if causal else \
         SAMPLERS[args.sampler or "confidence"].help
-    facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(images), "Order": order}
+    facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(clip_texts)), "Order": order}
     for name, value in given.items():
         rule = f" ({LENGTHS[value].help})" if name == "length" and value in LENGTHS and not causal else ""
         facts[name.capitalize().replace("_", " ")] = f"{value}{rule}"
     if args.clip:
         name, _, weights = args.clip.partition(":")
-        facts["Clip"] = f"{name}:{shown(weights, args.html)}, {clip_texts:.1f} texts per caption"
+        facts["Clip"] = f"{name}:{shown(weights, args.html)}, {fmean(clip_texts):.1f} texts per caption"
     if args.compare:
         facts["Compared with"] = shown(args.compare, args.html)
     return facts

@@ -30,8 +30,7 @@ def worker(args: argparse.Namespace, units: list[bulk.Unit], number: int):
     layers = loaded.model.tower.num_layers
     layer = args.layer % layers
     kind = "float32" if loaded.precision == "fp32" else "float16"
-    number = pa.from_numpy_dtype(kind)
-    schema = pa.schema([("key", pa.string()), ("feature", pa.fixed_shape_tensor(number, shape))])
+    schema = pa.schema([("key", "string"), ("feature", pa.fixed_shape_tensor(pa.from_numpy_dtype(kind), shape))])
 
     def columns(batch: Batch) -> dict:
         with torch.inference_mode(), loaded.autocast():

@@ -1,6 +1,5 @@
 """Write shards of the pairs that `open_clip_mdc score --pairs --top` keeps."""
 import argparse
-import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -29,9 +28,8 @@ def threshold(tables: list[Path], top: float) -> float:
 def keep(least: float, job: tuple, out: Path) -> None:
     """Write the samples of a unit whose captions have a debiased score of `least` or more, and TARGET_stats.json."""
     unit, table, target = job  # `table` has the scores, and `out` becomes `target`
-    rows = read_rows(table, ["key", "caption", "debiased"]).to_pylist()
     kept: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
+    for row in read_rows(table, ["key", "caption", "debiased"]).to_pylist():
         if row["debiased"] is not None and row["debiased"] >= least:
             kept[row["key"]].append(row["caption"])
     stats = {"source": source_of(unit), "threshold": least, "pairs": 0, "captions": 0}
@@ -39,7 +37,7 @@ def keep(least: float, job: tuple, out: Path) -> None:
         for key, suffix, image, metadata in images_of(unit, kept):
             # In a key a dot would begin the suffix. What is not kept must not come back from KEY.json.
             writer.write({"__key__": f"{table.stem.replace('.', '_')}{stats['pairs']:06d}", suffix: image,
-                          "json": json.dumps({**metadata, "captions": kept[key]}),
+                          "json": {**metadata, "captions": kept[key]},
                           "txt": CAPTION_SEPARATOR.join(kept[key])})
             stats["pairs"] += 1
             stats["captions"] += len(kept[key])
@@ -62,14 +60,14 @@ def write_kept(units: list[Unit], tables: list[Path], args: argparse.Namespace) 
     least, folder = threshold(tables, args.top), Path(args.out_shards).absolute()
     targets = [folder / f"{table.stem}.tar" for table in tables]
     work = [((unit, table, target), target) for unit, table, target in zip(units, tables, targets, strict=True)]
-    stats, units_of = [], {target: unit for (unit, _, _), target in work}
+    units_of, captions, images = dict(zip(targets, units, strict=True)), 0, 0
     for target in make_each(lambda number: partial(keep, least), work, args.jobs):
-        stats.append(read_stats(target))
-        check_source(units_of[target], stats[-1].get("source"), target)
-        if stats[-1].get("threshold") != least:
-            raise ValueError(f"{target} was kept at a score of {stats[-1].get('threshold')} or more, but --top "
-                             f"{args.top} means {least}: give another --out-shards")
+        made = read_stats(target)
+        check_source(units_of[target], made.get("source"), target)
+        if made.get("threshold") != least:
+            raise ValueError(f"{target} was kept at a score of {made.get('threshold')} or more, but --top {args.top} "
+                             f"means {least}: give another --out-shards")
+        captions, images = captions + made["captions"], images + made["pairs"]
     write_sizes(folder)
-    captions, images = (sum(s[name] for s in stats) for name in ("captions", "pairs"))
     print(f"{plural(captions, 'caption')} of {plural(images, 'image')} with a debiased "
           f"score of {least:.3f} or more: {args.out_shards}")

@@ -119,7 +119,7 @@ def worker(args: argparse.Namespace, units: list, number: int):
         for warning in warnings_of([str(unit) for unit in units if isinstance(unit, Path)]):
             print(f"warning: {warning}", file=sys.stderr)
     blind, images = prior_image(loaded, units, args, NULL_IMAGES, say=number == 0)
-    kinds = (pa.string(), pa.string(), pa.float32(), pa.float32(), pa.float32(), pa.int32())
+    kinds = ("string", "string", "float32", "float32", "float32", "int32")
     return table_worker(args, loaded, pa.schema(zip(COLUMNS, kinds, strict=True)),
                         partial(score_columns, loaded, blind, args.alpha), alpha=args.alpha, blind=images)
 
@@ -136,8 +136,7 @@ def run(args: argparse.Namespace) -> None:
     blind, _ = prior_image(loaded, paths, args)
     with loaded.autocast():
         prior = None if blind is None else log_likelihood(model, None, text[None], blind=blind)[0].tolist()
-    skipped: list[str] = []
-    names: list[str] = []
+    names, skipped = [], []
 
     def rows() -> Iterator[dict]:
         images = Images(paths, loaded.to_bytes, args.batch_size)
