@@ -16,18 +16,19 @@ class Files:
         # Taken before the images are read: a file that changes meanwhile does not pass for what was read.
         self.states = {str(path): list(file_state(path)) for path in paths if path.exists()}
 
-    def of(self, image: str) -> str | None:
-        """Return the file of an image: its path, or that of its shard (shard::key). None if there is none."""
+    def of(self, image: str) -> str:
+        """Return the file of an image: its path, or that of its shard (shard::key). "" if there is none."""
         while image not in self.states and image:
             image = image.rpartition("::")[0]
-        return image or None
+        return image
 
     def made_of(self, image: str) -> dict | None:
         """Return state and SHA-256 of an image's file, of a shard only the state. None if it changed or went since."""
-        file = self.of(image)
+        if not (file := self.of(image)):
+            return None
         try:
-            content = None if file is None or is_shard(file) else sha256(file)
-            same = file is not None and list(file_state(file)) == self.states[file]  # after the content was read
+            content = None if is_shard(file) else sha256(file)
+            same = list(file_state(file)) == self.states[file]  # after the content was read
         except FileNotFoundError:
             return None
         return {"state": self.states[file], "sha256": content} if same else None
@@ -35,7 +36,7 @@ class Files:
     def fits(self, row: dict) -> bool:
         """Return whether a row is of the file that is there. A file that was copied or moved is read again to tell."""
         file, old = self.of(row["image"]), row.get("of")
-        if file is None or not old:
+        if not file or not old:
             return False
         return old["state"] == self.states[file] or old["sha256"] is not None and old["sha256"] == sha256(file)
 

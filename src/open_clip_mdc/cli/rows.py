@@ -6,7 +6,7 @@ rule as tables of shards (`tables.key_of`).
 """
 import csv
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def _in_cell(column: str, value: object) -> object:
     return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
-def write_rows(out: str | Path, columns: list[str], rows: Iterable[dict], schema: Callable | None = None) -> None:
+def write_rows(out: str | Path, columns: Sequence[str], rows: Iterable[dict], schema: Callable | None = None) -> None:
     """Write the `columns` of rows {column: value}, all or nothing. `schema` makes that of a Parquet table."""
     suffix = Path(out).suffix.lower()
     rows = ({name: row[name] for name in columns if name in row} for row in rows)

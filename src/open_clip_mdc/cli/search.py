@@ -68,31 +68,29 @@ def cosines(args: argparse.Namespace, clip: Clip, paths: list[Path], sentences: 
         yield from ({"image": name, "cosines": row} for name, row in zip(
             batch.new, (embs @ texts.t()).tolist(), strict=True))
 
-    found, key = {}, {"clip": fingerprint(clip.model), "sentences": sentences}
+    key = {"clip": fingerprint(clip.model), "sentences": sentences}
     images = Images(paths, clip.transform, args.batch_size)
-    for batch, rows in noted(part, key, images, args.workers, make, "images for CLIP"):
-        found |= {name: rows[name]["cosines"] for name in batch.names}
-    return found
+    return {name: rows[name]["cosines"] for batch, rows in noted(
+        part, key, images, args.workers, make, "images for CLIP") for name in batch.names}
 
 
-def best(scores: dict[str, list[float | None]], sentence: int, k: int) -> list[str]:
-    """Return the names of the k best images of a sentence, given by its number. Unscored images are left out."""
+def best(scores: dict[str, list[float | None]], sentence: int, k: int) -> dict[str, float]:
+    """Return the k best images of a sentence, given by its number, with their scores. Unscored ones are left out."""
     named = [(name, row[sentence]) for name, row in scores.items() if row[sentence] is not None]
-    return [name for name, _ in sorted(named, key=lambda pair: -pair[1])[:k]]
+    return dict(sorted(named, key=lambda pair: -pair[1])[:k])
 
 
-def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, list[int]] | None, method: str | None,
+def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, list[int]], method: str | None,
            batch: Batch) -> Iterator[dict]:
     """Yield a row per image with log p of its sentences, None for those that are not `wanted` for it.
 
     Args:
         text: token ids of the sentences, [S, L].
-        wanted: numbers of the sentences by image name. None for all sentences of all images.
+        wanted: numbers of the sentences by image name. Empty for all sentences of all images.
         method: of `log_likelihood`.
     """
     every = list(range(len(text)))
-    of = {i: every if wanted is None else wanted[name] for i, name in enumerate(batch.new)
-          if wanted is None or name in wanted}
+    of = {i: wanted.get(name, every) for i, name in enumerate(batch.new) if not wanted or name in wanted}
     if not of:
         return
     most = max(map(len, of.values()))
@@ -133,7 +131,7 @@ def run(args: argparse.Namespace) -> None:
     blind, mean = prior_image(loaded, paths, args, NULL_IMAGES, read=read)
     with loaded.autocast():
         prior = None if blind is None else log_likelihood(loaded.model, None, text[None], blind=blind)[0].tolist()
-    part, wanted, first = Path(f"{args.out}.part"), None, {}
+    part, wanted, first = Path(f"{args.out}.part"), {}, {}
     key = {"model": fingerprint(loaded.model), "precision": loaded.precision, "sentences": sentences}
     if args.cache_features:
         key |= {"tokens": "16 bit"}
@@ -142,11 +140,10 @@ def run(args: argparse.Namespace) -> None:
         first = cosines(args, clip, paths, sentences, loaded.device, Path(f"{part}.clip"))
         key |= {"clip": fingerprint(clip.model)}
     elif args.shortlist:
-        for batch, rows in noted(Path(f"{part}.first"), {**key, "method": "parallel"}, images, args.workers,
-                                 partial(scored, loaded, text, None, "parallel"), "images at first sight"):
-            first |= {name: rows[name]["scores"] for name in batch.names}
+        first = {name: rows[name]["scores"] for batch, rows in noted(
+            Path(f"{part}.first"), {**key, "method": "parallel"}, images, args.workers,
+            partial(scored, loaded, text, {}, "parallel"), "images at first sight") for name in batch.names}
     if args.shortlist:
-        wanted = {}
         for s in range(len(sentences)):
             for name in best(first, s, args.shortlist):
                 wanted.setdefault(name, []).append(s)
@@ -154,19 +151,19 @@ def run(args: argparse.Namespace) -> None:
     found, skipped = {}, []
 
     def has_all(row: dict) -> bool:  # when images come or go, a shortlist changes, and rows of the old one lack scores
-        return all(row["scores"][s] is not None for s in (wanted or {}).get(row["image"], ()))
+        return all(row["scores"][s] is not None for s in wanted.get(row["image"], ()))
 
     for batch, rows in noted(part, key, images, args.workers, partial(scored, loaded, text, wanted, None),
-                             "scores", first.keys() - (wanted or {}).keys(), has_all):
-        found |= {name: rows[name]["scores"] for name in batch.names if wanted is None or name in wanted}
+                             "scores", first.keys() - wanted.keys(), has_all):
+        found |= {name: rows[name]["scores"] for name in batch.names if not wanted or name in wanted}
         skipped += batch.problems
     complain_of_none(found, skipped)
     hits = []
     for s, sentence in enumerate(sentences):
         hits.append([])
-        for rank, name in enumerate(best(found, s, args.top), 1):
-            own = {} if prior is None else {"blind": prior[s], "debiased": found[name][s] - prior[s]}
-            hits[-1].append({"sentence": sentence, "rank": rank, "image": name, "score": found[name][s], **own})
+        for rank, (name, score) in enumerate(best(found, s, args.top).items(), 1):
+            own = {} if prior is None else {"blind": prior[s], "debiased": score - prior[s]}
+            hits[-1].append({"sentence": sentence, "rank": rank, "image": name, "score": score, **own})
     if args.html:
         facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(first or found))}
         if mean:
@@ -175,9 +172,9 @@ def run(args: argparse.Namespace) -> None:
             by = args.clip.partition(":")[0] if clip else "one pass of the captioner"
             facts["Shortlist"] = f"the {args.shortlist} best images by {by}"
         write_found(args, hits, paths, facts, skipped)
-    write_rows(args.out, [*COLUMNS[:4], *(COLUMNS[4:] if prior else ())], (hit for own in hits for hit in own))
-    for done in (part, Path(f"{part}.clip"), Path(f"{part}.first")):
-        done.unlink(missing_ok=True)
+    write_rows(args.out, COLUMNS if prior else COLUMNS[:4], (hit for own in hits for hit in own))
+    for suffix in ("", ".clip", ".first"):
+        Path(f"{part}{suffix}").unlink(missing_ok=True)
     for own in hits:
         print(printable(own[0]["sentence"]))
         for hit in own:
