@@ -56,22 +56,21 @@ def timm_model(visual: nn.Module) -> nn.Module:
             options["img_size"] = tuple(visual.image_size)
         weights = visual.trunk.state_dict()
     else:
-        act_layer, block = TIMM_ACTIVATIONS[activation(visual)], visual.transformer.resblocks[0]
+        act_layer, width = TIMM_ACTIVATIONS[activation(visual)], tower(visual).width
+        block = visual.transformer.resblocks[0]
         if visual.ln_post.eps not in TIMM_NORMS:
             raise ValueError(f"its LayerNorms have eps {visual.ln_post.eps}, timm's 1e-5 or 1e-6")
         pre_norm = isinstance(visual.ln_pre, nn.LayerNorm)
-        scale = getattr(block.ls_1, "gamma", None)
         architecture = CLIP_IN_TIMM
         options |= {
             "fc_norm": False, "img_size": tuple(visual.image_size), "patch_size": visual.patch_size[0],
-            "embed_dim": tower(visual).width, "depth": len(visual.transformer.resblocks),
-            "num_heads": block.attn.num_heads, "mlp_ratio": block.mlp.c_fc.out_features / tower(visual).width,
-            "pre_norm": pre_norm, "act_layer": act_layer, **TIMM_NORMS[visual.ln_post.eps],
-            **({} if scale is None else {"init_values": 1.0}),
+            "embed_dim": width, "depth": len(visual.transformer.resblocks), "num_heads": block.attn.num_heads,
+            "mlp_ratio": block.mlp.c_fc.out_features / width, "pre_norm": pre_norm, "act_layer": act_layer,
+            "init_values": 1.0 if hasattr(block.ls_1, "gamma") else None, **TIMM_NORMS[visual.ln_post.eps],
         }
         weights = names.to_timm(visual.state_dict())
         if not pre_norm:  # then timm's patch embedding has a bias
-            weights["patch_embed.proj.bias"] = torch.zeros(tower(visual).width)
+            weights["patch_embed.proj.bias"] = torch.zeros(width)
     try:
         model = timm.create_model(architecture, **options)
         model.load_state_dict(weights, strict=getattr(visual, "has_last_norm", True))  # the head of a map is untrained

@@ -29,12 +29,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..data import weights
-from ..data.files import new_folder
+from ..data.files import new_folder, write_json
 from ..data.images import Transform
 from ..data.paths import for_shell
 from ..errors import need
 from ..integration.pretrained import PretrainedCaptioner, load
-from ..integration.runs import find
+from ..integration.runs import CONFIG, IMAGE_SETTINGS, Checkpoint, find
 from ..models.towers import patch_tokens
 from ..text.vocabulary import write_merges
 from . import conversion
@@ -59,9 +59,8 @@ def write_open_clip(loaded: PretrainedCaptioner, model_name: str, folder: Path) 
     if "bpe_path" in options:
         options["bpe_path"] = name = Path(options["bpe_path"]).name
         write_merges(folder / name, loaded.tokenizer.bpe_ranks)
-    preprocess = {k: model.visual.preprocess_cfg[k] for k in ("mean", "std", "interpolation", "resize_mode")}
-    (folder / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}, indent=2))
+    preprocess = {name: model.visual.preprocess_cfg[name] for name in IMAGE_SETTINGS}
+    write_json(folder / CONFIG, {"model_cfg": config, "preprocess_cfg": preprocess}, indent=2)
     weights.save(model.state_dict(), folder / "open_clip_model.safetensors")
 
 
@@ -87,11 +86,12 @@ def write_timm(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> No
     config = json.loads((folder / "config.json").read_text())
     for name in ("num_classes", "in_chans"):  # transformers passes them itself
         config["model_args"].pop(name, None)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_json(folder / "config.json", config, indent=2)
     weights.add_checksum(folder / "model.safetensors")
 
 
 def write_transformers(loaded: PretrainedCaptioner, model_name: str, folder: Path) -> None:
+    need("transformers", "export", "this format")
     from transformers import CLIPImageProcessor
     visual = loaded.model.visual
     model, cfg = conversion.clip_vision_model(visual), visual.preprocess_cfg
@@ -133,10 +133,11 @@ def compare(loaded: PretrainedCaptioner, tokens: Callable[[Tensor], Tensor],
     """
     visual = loaded.model.visual
     with TemporaryDirectory() as folder:
-        paths = [Path(folder) / f"{shape[0]}.png" for shape in PICTURES]
-        for path, (height, width) in zip(paths, PICTURES, strict=True):
+        paths = []
+        for height, width in PICTURES:
             noise = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(0))
-            Image.fromarray(noise.byte().numpy()).save(path)
+            paths.append(Path(folder, f"{height}.png"))
+            Image.fromarray(noise.byte().numpy()).save(paths[-1])
         image = next(loaded.batches(paths))
         if pixels is not None:
             own, image = image, torch.stack([pixels(Image.open(path)) for path in paths])
@@ -158,8 +159,6 @@ def write_all(loaded: PretrainedCaptioner, model_name: str, formats: list[str] |
     done = []
     for name in formats or DESTINATIONS:
         try:
-            if name == "transformers":
-                need("transformers", "export", "this format")
             DESTINATIONS[name](loaded, model_name, folder)
             done.append(name)
         except ValueError as problem:
@@ -178,9 +177,9 @@ def push(folder: Path, repo: str) -> str:
     return f"{api.endpoint}/{repo}"
 
 
-def copy_licences(args: argparse.Namespace, folder: Path) -> list[str]:
+def copy_licences(found: Checkpoint, folder: Path) -> list[str]:
     """Copy the licences that lie beside the weights, with their card as SOURCE.md. Returns the names of the copies."""
-    name, file, _ = find(args.pretrained, args.model)
+    name, file, _ = found
     here = Path(name.removeprefix("local-dir:")) if file is None else Path(file).parent
     names = {path.name: path.name for path in sorted(here.glob("LICENSE*")) if path.is_file()}
     if names and (here / "README.md").is_file():
@@ -197,14 +196,14 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--half is for the format open_clip: add open_clip to --to")
     logging.getLogger("timm").setLevel(logging.ERROR)
     loaded = load(args.pretrained, args.model, "cpu")  # as are the networks that `compare` runs
-    visual, model_name = loaded.model.visual, find(args.pretrained, args.model).model_name
+    visual, found = loaded.model.visual, find(args.pretrained, args.model)
     visual.image_size = tuple(to_2tuple(visual.image_size))  # one number in a ResNet
     out = Path(args.out)
     with new_folder(out) as folder:
-        done = write_all(loaded, model_name, args.to, folder)
+        done = write_all(loaded, found.model_name, args.to, folder)
         if args.half:
             weights.halve(folder / "open_clip_model.safetensors")
-        card = model_card(loaded.model, args, done, copy_licences(args, folder))
+        card = model_card(loaded.model, args, found, done, copy_licences(found, folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in filter(Path.is_file, folder.rglob("*")):
             path.chmod(0o644)  # safetensors makes files that only their owner can read

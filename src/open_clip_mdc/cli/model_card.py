@@ -2,11 +2,11 @@
 import argparse
 import json
 import re
-from importlib import metadata, resources
+from importlib import metadata
 from numbers import Number
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from open_clip.timm_model import TimmModel
 from open_clip_train.params import parse_args
 from torch import nn
@@ -14,16 +14,15 @@ from torch import nn
 from ..data.markdown import markdown_table
 from ..data.text import read_text
 from ..errors import flag
-from ..integration.runs import find, params_file, read_params
+from ..integration.runs import Checkpoint, params_file, read_params
 from ..models.captioner import Captioner
 from ..models.towers import tower
 
-TEMPLATE = (resources.files("open_clip_mdc.cli") / "model_card.md.jinja").read_text(encoding="utf-8")
 # Flags that concern the machine, not the model.
-NOT_TOLD = {"logs", "name", "log_path", "checkpoint_path", "tensorboard_path", "tensorboard", "wandb", "resume",
-            "remote_sync", "rank", "local_rank", "device", "debug", "distributed", "distill", "log_level", "report_to",
-            "wandb_notes", "wandb_project_name", "copy_codebase", "pretrained_image_path", "pretrained_text_path",
-            "imagenet_val", "imagenet_v2", "cache_dir", "dist_url", "dist_backend"}
+NOT_TOLD = set(
+    "logs name log_path checkpoint_path tensorboard_path tensorboard wandb resume remote_sync rank local_rank device "
+    "debug distributed distill log_level report_to wandb_notes wandb_project_name copy_codebase pretrained_image_path "
+    "pretrained_text_path imagenet_val imagenet_v2 cache_dir dist_url dist_backend".split())
 
 def training_flags(weights: str | None) -> dict[str, str]:
     """Return the flags of open_clip_train in a checkpoint's run folder that differ from their defaults."""
@@ -32,10 +31,9 @@ def training_flags(weights: str | None) -> dict[str, str]:
         return {}
     values = read_params(params)
     usual = {name: str(value) for name, value in vars(parse_args(["--model", values.get("model", "ViT-B-32")])).items()}
-    changed = {name: value for name, value in values.items()
-            if value != usual.get(name, "None") and name not in NOT_TOLD}
     # A place is one of this machine, and an address or a command may hold a key. --about tells of the data.
-    return {name: value for name, value in changed.items() if not re.search(r"[/\\]|pipe:", value)}
+    return {name: value for name, value in values.items() if value != usual.get(name, "None")
+            and name not in NOT_TOLD and not re.search(r"[/\\]|pipe:", value)}
 
 
 def result_rows(paths: list[str]) -> list[list[str]]:
@@ -58,16 +56,16 @@ def map_layout(visual: nn.Module) -> str:
     return ".flatten(2).mT" if visual.channels_first else ".flatten(1, -2)"
 
 
-def model_card(model: Captioner, args: argparse.Namespace, destinations: list[str], licences: list[str]) -> str:
-    name, weights, _ = find(args.pretrained, args.model)
-    flags, rows = training_flags(weights), result_rows(args.results)
+def model_card(model: Captioner, args: argparse.Namespace, found: Checkpoint, destinations: list[str],
+               licences: list[str]) -> str:
+    flags, rows = training_flags(found.weights), result_rows(args.results)
     rows_of_patches, columns = tower(model.tower.core).grid
     regions = model.tower.num_patches // (rows_of_patches * columns)
     patches = f"{regions} regions x " * (regions > 1) + f"{rows_of_patches} x {columns}"
-    return Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(
-        TEMPLATE).render(
+    return Environment(loader=PackageLoader("open_clip_mdc.cli", ""), undefined=StrictUndefined, trim_blocks=True,
+                       lstrip_blocks=True, autoescape=False).get_template("model_card.md.jinja").render(
         title=(args.push or args.out).rstrip("/").rpartition("/")[2],
-        model_name=flags.get("model", name.rpartition("/")[2].rpartition(":")[2]),
+        model_name=flags.get("model", found.model_name.rpartition("/")[2].rpartition(":")[2]),
         model=model, folder=args.push or Path(args.out).name,
         scheme="hf-hub" if args.push else "local-dir", local=not args.push, destinations=destinations,
         layout=map_layout(model.visual), normalised=getattr(model.visual, "has_last_norm", True),
