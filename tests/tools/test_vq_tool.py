@@ -83,7 +83,7 @@ def test_k_means_adds_up_on_one_thread(monkeypatch):
 
     monkeypatch.setattr(KMeans, "fit", watched)
     with threadpool_limits(4, user_api="openmp"):
-        assert vq.k_means(torch.randn(64, 8), 4, 0).shape == (4, 8) and threads == {1}
+        assert vq.k_means(torch.randn(64, 8), 4).shape == (4, 8) and threads == {1}
 
 
 def test_unused_vectors_move_to_latents_and_used_ones_stay():
@@ -96,7 +96,7 @@ def test_unused_vectors_move_to_latents_and_used_ones_stay():
 def test_few_steps_fit_too(steps):
     torch.manual_seed(0)
     visual, image = VQTower(TINY, 8, 2, 8), torch.randn(4, 3, 8, 8)
-    vq.fit(visual, make_decoder(TINY), iter(lambda: image, None), steps, 1e-3, 0)
+    vq.fit(visual, make_decoder(TINY), iter(lambda: image, None), steps, 1e-3)
     assert visual.vq.vectors.isfinite().all()
 
 

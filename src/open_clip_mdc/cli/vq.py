@@ -57,7 +57,7 @@ def tower(name: str) -> tuple[VQTower, object, object]:
 def read_images(
         shards: list[str], transform, args: argparse.Namespace, **options) -> Iterator[tuple[list[str], Tensor]]:
     """Yield names and images [B, 3, H, W] in batches. Raises ValueError for an image that cannot be read."""
-    images = Images([Path(shard) for shard in shards], transform, args.batch_size, **options)
+    images = Images(list(map(Path, shards)), transform, args.batch_size, **options)
     for batch in images.loader(workers=1):
         if batch.problems:
             raise ValueError(batch.problems[0])
@@ -79,13 +79,13 @@ def training_batches(shards: list[str], transform, args: argparse.Namespace, hel
                              f"held out: give more")
 
 
-def k_means(latents: Tensor, codes: int, seed: int) -> Tensor:
+def k_means(latents: Tensor, codes: int) -> Tensor:
     """Return the k-means centres [codes, C] of latents [N, C]."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
     # One thread, as several add up the members of a cluster in the order in which they finish.
     with threadpool_limits(1, user_api="openmp"):
-        centres = KMeans(codes, n_init=1, max_iter=50, random_state=seed).fit(latents.double().numpy()).cluster_centers_
+        centres = KMeans(codes, n_init=1, max_iter=50, random_state=SEED).fit(latents.double().numpy()).cluster_centers_
     return torch.from_numpy(centres).float()
 
 
@@ -95,7 +95,7 @@ def restart(codebook: Tensor, unused: Tensor, latents: Tensor) -> None:
     codebook[unused] = latents[chosen]
 
 
-def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int, lr: float, seed: int) -> None:
+def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int, lr: float) -> None:
     """Train `visual.vq` and the decoder on normalised images. The decoder takes latents [B, C, rows, columns]."""
     vq, device = visual.vq.requires_grad_(True).train(), visual.embedding.device
     plain, codes = int(PLAIN * steps), len(vq.vectors)
@@ -108,7 +108,7 @@ def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int,
     progress = progress_bar(range(steps), "vq", "step")
     for step in progress:
         if step == plain:
-            start_codebook(visual, codebook, data, seed)
+            start_codebook(visual, codebook, data)
         image = visual.pixels(next(data).to(device))
         latents = vq.latents(image)
         loss = 0.0
@@ -134,11 +134,11 @@ def fit(visual: VQTower, decoder: nn.Module, data: Iterator[Tensor], steps: int,
 
 
 @torch.no_grad()
-def start_codebook(visual: VQTower, codebook: Tensor, data: Iterator[Tensor], seed: int) -> None:
+def start_codebook(visual: VQTower, codebook: Tensor, data: Iterator[Tensor]) -> None:
     latents: list[Tensor] = []
     while sum(map(len, latents)) < LATENTS_PER_CODE * len(codebook):
         latents.append(visual.latents(next(data).to(codebook.device)).flatten(0, 1).cpu())
-    codebook.copy_(k_means(torch.cat(latents), len(codebook), seed))
+    codebook.copy_(k_means(torch.cat(latents), len(codebook)))
 
 
 def decode(decoder: nn.Module, latents: Tensor, visual: VQTower) -> Tensor:
@@ -184,7 +184,7 @@ def run_fit(args: argparse.Namespace) -> None:
     if not first:
         raise ValueError(f"--train-data {args.train_data} has no images (KEY.jpg, png or webp)")
     images, held_out = torch.cat([image for _, image in first]), {name for names, _ in first for name in names}
-    fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, LR, SEED)
+    fit(visual, decoder, training_batches(shards, train_transform, args, held_out), args.steps, LR)
     quality, after = evaluate_codes(visual, decoder, images, args.batch_size)
     write_vq(visual.vq, args.out)  # before the sheet, which may find no room
     sheet = BESIDE["vq"](Path(args.out))
