@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import requests
 
-from ..data.files import hash_file, open_own
+from ..data.files import hash_file, open_own, parse_json
 from ..data.paths import for_shell
 from ..progress import progress_bar
 
@@ -52,7 +52,7 @@ SOURCES = {name: Source(**{**row, "files": [File(**file) for file in row.get("fi
 
 def is_json(path: Path) -> bool:
     try:
-        return bool(json.loads(path.read_bytes()))
+        return bool(parse_json(path.read_bytes()))
     except ValueError:
         return False
 

@@ -1,6 +1,5 @@
 """Write the model card of `open_clip_mdc export`: what the model is, how to load it, its training and results."""
 import argparse
-import json
 import re
 from importlib import metadata
 from numbers import Number
@@ -11,6 +10,7 @@ from open_clip.timm_model import TimmModel
 from open_clip_train.params import parse_args
 from torch import nn
 
+from ..data.files import parse_json
 from ..data.markdown import markdown_table
 from ..data.text import read_text
 from ..errors import flag
@@ -40,7 +40,7 @@ def result_rows(paths: list[str]) -> list[list[str]]:
     rows = []
     for path in paths:
         try:
-            result = json.loads(Path(path).read_bytes())
+            result = parse_json(Path(path).read_bytes())
             about, metrics = [result["dataset"], result["task"]], result["metrics"].items()
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"--results {path} is not a result file of clip_benchmark eval: {problem!r}") from problem

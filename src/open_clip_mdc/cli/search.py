@@ -104,6 +104,7 @@ def scored(loaded: PretrainedCaptioner, text: torch.Tensor, wanted: dict[str, li
 
 def write_found(args: argparse.Namespace, hits: list[list[dict]], paths: list[Path], facts: dict[str, str],
                 skipped: list[str]) -> None:
+    hits = list(filter(None, hits))  # all images of a sentence may be unreadable
     wanted = {hit["image"] for own in hits for hit in own}
     small = {name: thumbnail(open_image(source, name)) for name, source, _ in read_images(paths) if name in wanted}
     cards = [CARDS.found(own[0]["sentence"], [{**hit, "image": shown(hit["image"], args.html),
@@ -175,8 +176,8 @@ def run(args: argparse.Namespace) -> None:
     write_rows(args.out, COLUMNS if prior else COLUMNS[:4], (hit for own in hits for hit in own))
     for suffix in ("", ".clip", ".first"):
         Path(f"{part}{suffix}").unlink(missing_ok=True)
-    for own in hits:
-        print(printable(own[0]["sentence"]))
+    for sentence, own in zip(sentences, hits, strict=True):
+        print(printable(sentence))
         for hit in own:
             shown_score = f"{hit['debiased']:+8.1f}" if "debiased" in hit else f"{hit['score']:8.1f}"
             print(f"{shown_score}  {printable(hit['image'])}")
