@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.types import Device
 
+from ..errors import OptionError
 from ..models.captioner import Captioner
 from ..models.interface import Network
 from ..objectives.replace_process import Schedule, log_posterior, make_schedule
@@ -23,9 +24,9 @@ from .sampling import Decoded, sample_tokens, truncate
 
 
 def times(steps: int, last: int) -> list[int]:
-    """Return `steps` + 1 evenly spaced times from T (`last`) down to 0. Raises ValueError if `steps` exceeds T."""
+    """Return `steps` + 1 evenly spaced times from T (`last`) down to 0. Raises OptionError if `steps` exceeds T."""
     if not 1 <= steps <= last:
-        raise ValueError(f"steps is {steps}: it must be a number of steps from 1 to {last}")
+        raise OptionError(f"{{steps}} is {steps}: it must be a number of steps from 1 to {last}")
     return np.linspace(last, 0, steps + 1).round().astype(int).tolist()
 
 

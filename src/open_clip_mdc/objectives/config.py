@@ -37,8 +37,8 @@ class CaptionCfg:
             raise ValueError(f"caption_cfg.loss_weight is {self.loss_weight!r}: it must be 'inverse_t' or 'none'")
         if not (0 <= self.t_min <= self.t_max <= 1 and self.t_max > 0):
             raise ValueError(f"caption_cfg needs 0 <= t_min <= t_max <= 1, t_max > 0; not {self.t_min}, {self.t_max}")
-        if self.aux_weight < 0:
-            raise ValueError(f"caption_cfg.aux_weight is {self.aux_weight}: it must be 0 or more")
+        if not 0 <= self.aux_weight < math.inf:
+            raise ValueError(f"caption_cfg.aux_weight is {self.aux_weight}: it must be 0 or more and finite")
         if (self.time_embedding or self.aux_weight) and objective.schedule is None:
             raise ValueError("caption_cfg.time_embedding and aux_weight are for diffusion in steps, not for "
                              f"{self.objective!r}")
