@@ -18,6 +18,7 @@ MOST = 2**32 - 1  # for whole numbers, as for seeds
 LARGEST = 1e6  # its product with any log-probability is finite in float32
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 Parsed = TypeVar("Parsed")
+Problem = str | None  # in one line that says what to do
 WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, "num_samples": 1, "min_length": 0,
          "seed": 0}  # options of Python functions that are whole numbers, and the least of each
 NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha")

@@ -19,7 +19,7 @@ from itertools import islice, product
 from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
-from .files import check_readable
+from .files import AnyPath, check_readable
 from .paths import to_shards
 from .text import HEAD, check_head, decode_text, find_mark, no_text, unique
 
@@ -215,7 +215,7 @@ def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
         yield unique(image, number, seen), image_path(image, part.folder), caption
 
 
-def read_table(path: str | Path, image: str, caption: str, separator: str) -> list[Row]:
+def read_table(path: AnyPath, image: str, caption: str, separator: str) -> list[Row]:
     """Return all rows, by the columns and separator of open_clip_train's flags. Defaults give way to the header."""
     named = (image, caption)
     columns = [named, *COLUMNS] if named == OPEN_CLIPS else [named]

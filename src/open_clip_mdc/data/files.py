@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+AnyPath = str | Path
+
 
 def _end(*_) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # do not interrupt the cleaning up
@@ -77,7 +79,7 @@ def _partial(path: Path, folder: bool = False) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def try_output(path: str | Path, folder: bool = False) -> None:
+def try_output(path: AnyPath, folder: bool = False) -> None:
     """Check before the work that `new_file` or `new_folder` will be able to write `path`. Raises OSError if not."""
     path = Path(os.path.realpath(path))
     if folder:
@@ -96,7 +98,7 @@ def try_output(path: str | Path, folder: bool = False) -> None:
 
 
 @contextmanager
-def new_file(path: str | Path, follow: bool = True, like: Path | None = None) -> Iterator[Path]:
+def new_file(path: AnyPath, follow: bool = True, like: Path | None = None) -> Iterator[Path]:
     """Yield a file to write, which replaces `path` when the block ends without an error.
 
     The new file keeps the mode of the old one, or has that of `like`, the output that it stands beside. If `path` is a
@@ -116,7 +118,7 @@ def new_file(path: str | Path, follow: bool = True, like: Path | None = None) ->
         os.replace(partial, path)
 
 
-def hash_file(path: str | Path, algorithm: str) -> str:
+def hash_file(path: AnyPath, algorithm: str) -> str:
     """Return the hash of a file's content in hexadecimal. `algorithm` is one of hashlib's."""
     digest = hashlib.new(algorithm)
     with open(path, "rb") as file:
@@ -130,19 +132,19 @@ def _sha256(path: str, *state: int) -> str:
     return hash_file(path, "sha256")
 
 
-def file_state(path: str | Path) -> tuple[int, ...]:
+def file_state(path: AnyPath) -> tuple[int, ...]:
     """Return values that change with a file's content: its inode, size and times."""
     now = os.stat(path)
     # No program can set st_ctime. rsync and cp -p may leave size and time of modification as they were.
     return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
-def sha256(path: str | Path) -> str:
+def sha256(path: AnyPath) -> str:
     """Return the SHA-256 of a file's content. A process reads a file again only if it has changed."""
     return _sha256(os.fspath(path), *file_state(path))
 
 
-def files_below(folder: str | Path) -> list[str]:
+def files_below(folder: AnyPath) -> list[str]:
     """Return all files in a folder and its subfolders, sorted, those of linked folders too, each folder once.
 
     A link to a folder above, which would be a loop, is not followed. A link that leads nowhere counts as a file.
@@ -160,7 +162,7 @@ def files_below(folder: str | Path) -> list[str]:
     return sorted(found)
 
 
-def check_readable(path: str | Path) -> None:
+def check_readable(path: AnyPath) -> None:
     """Raise ValueError for a pipe with a name, a device or a socket, which might never be read to its end.
 
     The pipes of a shell, /dev/stdin and <(command), have no name and may be read.
@@ -184,14 +186,14 @@ def parse_json(text: str | bytes, place: object = None, **options) -> object:
         raise ValueError(why if place is None else f"{place} is not JSON: {why}") from problem
 
 
-def write_json(path: str | Path, content: object, follow: bool = True, like: Path | None = None, **options) -> None:
+def write_json(path: AnyPath, content: object, follow: bool = True, like: Path | None = None, **options) -> None:
     """Write JSON by `new_file`, with the options of `json.dumps`."""
     with new_file(path, follow, like) as partial:
         partial.write_text(json.dumps(content, **options))
 
 
 @contextmanager
-def new_folder(out: str | Path) -> Iterator[Path]:
+def new_folder(out: AnyPath) -> Iterator[Path]:
     """Yield a folder to fill, which appears as `out` when the block ends without an error and is removed otherwise.
 
     Raises ValueError if `out` exists and is not an empty folder.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .captions import CAPTION_SEPARATOR, captioned, find_apart, text_of, without_image
-from .files import check_readable
+from .files import AnyPath, check_readable
 from .paths import formats, is_shard
 from .shards import image_member, image_suffix, read_samples
 from .text import unique
@@ -60,7 +60,7 @@ def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tup
                          f"{why_apart(shard)}")
 
 
-def why_apart(shard: str | Path) -> str:
+def why_apart(shard: AnyPath) -> str:
     """Return the end of a message about samples that lack a file, if it is elsewhere in the shard."""
     apart = find_apart(str(shard))
     return f". {apart}" if apart else ""

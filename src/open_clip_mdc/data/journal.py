@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from .files import lock, open_own, parse_json
+from .files import AnyPath, lock, open_own, parse_json
 
 SECONDS = 10  # to wait for the lock: PyTorch's workers of a killed run keep it, and look for their parent every 5 s
 
@@ -22,7 +22,7 @@ class Journal(Mapping):
     A row is read from the file when needed, as all may not fit into memory. `id` names the field of a row with its id.
     """
 
-    def __init__(self, path: str | Path, key: dict, id: str = "id"):
+    def __init__(self, path: AnyPath, key: dict, id: str = "id"):
         self.path, self.key, self.id = Path(path), key, id
 
     def read(self) -> "Journal":

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
-from .files import lock, open_own, try_output
+from .files import AnyPath, lock, open_own, try_output
 
 FOLDER = ()  # a folder has no suffix
 PAGE = (".html", ".htm")
@@ -109,7 +109,7 @@ def inputs_of(args: argparse.Namespace) -> Iterator[str]:
     return files_in(value for name, value in vars(args).items() if name not in OUTPUTS[args.tool])
 
 
-def check_unread(flag: str, out: str | Path, inputs: Iterable[str]) -> None:
+def check_unread(flag: str, out: AnyPath, inputs: Iterable[str]) -> None:
     """Raise ValueError if a command would replace one of the files that it reads, by whatever name."""
     if os.path.isfile(out) and (same := next((name for name in inputs if os.path.samefile(name, out)), None)):
         raise ValueError(f"{flag}: {out} would replace {same}, which is read: give another name")

@@ -13,7 +13,7 @@ from shlex import quote
 from braceexpand import braceexpand
 from PIL import Image, UnidentifiedImageError
 
-from .files import check_readable, files_below
+from .files import AnyPath, check_readable, files_below
 
 # The formats that Pillow may open: by default it would also run Ghostscript on an EPS file.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
@@ -42,7 +42,7 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in name.split("/"))
 
 
-def is_image(path: str | Path) -> bool:
+def is_image(path: AnyPath) -> bool:
     """Return whether a file is an image, by its suffix or else by its content."""
     if Path(path).suffix.lower() in IMAGE_FILES + UNREADABLE_FILES:
         return True
@@ -77,20 +77,20 @@ def files_beside(image: Path, folders: dict[Path, dict[str, dict[str, Path]]]) -
     return names.get(image.name, {}) | names.get(image.stem, {})
 
 
-def for_shell(name: str | Path) -> str:
+def for_shell(name: AnyPath) -> str:
     """Return a name as one word of a command to paste. Characters that do not print are written out, for bash."""
     if str(name).isprintable():
         return quote(str(name))
     return "$'" + "".join(chr(c) if c < 128 and chr(c).isalnum() else f"\\x{c:02x}" for c in os.fsencode(name)) + "'"
 
 
-def to_shards(path: str | Path, split: str = "train") -> str:
+def to_shards(path: AnyPath, split: str = "train") -> str:
     """Return the command that makes shards of images with captions that are stored in another way."""
     out = re.sub(r"\W+", "-", Path(os.path.abspath(path)).name.partition(".")[0]).strip("-") or split
     return f"open_clip_mdc prepare shards --{split} {for_shell(path)} --out {out}-wds"
 
 
-def is_shard(path: str | Path) -> bool:
+def is_shard(path: AnyPath) -> bool:
     """Return whether a path has the name of a shard, compressed or not."""
     return str(path).lower().endswith(SHARDS)
 
@@ -100,7 +100,7 @@ def without_suffix(path: Path) -> str:
     return re.sub(r"(?i)\.tar\.gz$", "", path.name) if is_shard(path) and path.suffix.lower() == ".gz" else path.stem
 
 
-def check_kind(path: str | Path) -> None:
+def check_kind(path: AnyPath) -> None:
     """Raise ValueError, with a way to convert it, for what is neither an image nor a shard."""
     check_readable(path)
     suffix = Path(path).suffix.lower()

@@ -20,7 +20,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
-from .files import check_readable, new_file, write_json
+from .files import AnyPath, check_readable, new_file, write_json
 from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
 
 LABELS = {"txt", "json", "cls", "npy"}  # members that make an image a sample of its own (`regroup`)
@@ -273,6 +273,6 @@ def image_suffix(data: bytes) -> str:
         raise ValueError(str(problem)) from problem
 
 
-def shard_pattern(folder: str | Path, count: int) -> str:
+def shard_pattern(folder: AnyPath, count: int) -> str:
     """Return the `--train-data` pattern of the first `count` shards in a folder."""
     return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"

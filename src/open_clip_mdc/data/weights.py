@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .files import check_readable, new_file
+from .files import AnyPath, check_readable, new_file
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys under which checkpoints hold the weights
 PREFIXES = ("module.", "model.")  # in front of all names, from DDP and Lightning
@@ -28,6 +28,8 @@ WITHIN = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module
 DIGEST = "sha256"  # key in a safetensors header
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = re.compile(r"^$|(num_batches_tracked|ids|idxs?|index|indices|mask|used)$")  # names of what is no weight
+Tensors = dict[str, Tensor]  # by name
+
 
 class Misfit(RuntimeError):
     """Weights do not belong to a model. The text follows after "FILE holds no weights of MODEL: "."""
@@ -89,7 +91,7 @@ def read(path: Path) -> object:
         return unpickled(lambda: torch.load(file, map_location="cpu", weights_only=True), path)
 
 
-def _arrays(path: Path) -> dict[str, Tensor]:
+def _arrays(path: Path) -> Tensors:
     with np.load(path, allow_pickle=False) as archive:
         if not any("/" in name for name in archive.files):
             raise ValueError(f"{path} is no checkpoint of PyTorch or big_vision: it is a NumPy archive")
@@ -99,7 +101,7 @@ def _arrays(path: Path) -> dict[str, Tensor]:
             raise ValueError(f"{path} holds other arrays than weights: {problem}") from problem
 
 
-def unpickled(load: Callable[[], object], path: Path | str) -> object:
+def unpickled(load: Callable[[], object], path: AnyPath) -> object:
     """Return load(), a call of torch.load. Raises ValueError for a damaged file, or one with other Python objects."""
     try:
         with catch_warnings():  # about pickle protocols
@@ -125,7 +127,7 @@ def stored_epoch(path: Path) -> int | None:
     return epoch if type(epoch) is int else 0
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
+def tensors(path: Path) -> Tensors:
     """Return the weights in a file, under the names that the model itself gives them.
 
     Raises ValueError as `read` does, for NaN and infinity, and for weights of a type that cannot hold them, such as
@@ -134,7 +136,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return state_dict(read(path), path)
 
 
-def state_dict(content: object, path: Path) -> dict[str, Tensor]:
+def state_dict(content: object, path: Path) -> Tensors:
     """Return the weights in the content of a file, as `tensors` does."""
     while isinstance(content, Mapping) and (inner := next(
             (content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)) is not None:
@@ -152,7 +154,7 @@ def state_dict(content: object, path: Path) -> dict[str, Tensor]:
     return found
 
 
-def bare_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def bare_names(weights: Tensors) -> Tensors:
     """Return weights without the prefixes that DDP, torch.compile, Lightning and others add to their names."""
     weights = {WITHIN.sub("", str(name)): x for name, x in weights.items()}
     while prefix := next((p for p in PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
@@ -179,19 +181,19 @@ def wrong_type(x: Tensor, path: Path, name: str) -> ValueError:
                       "told: give weights in float16, bfloat16, float32 or float64")
 
 
-def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def save(tensors: Tensors, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file with the checksum in its header that `read` compares."""
     tensors = {name: x.contiguous() for name, x in tensors.items()}
     _save(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)}, path)
 
 
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def save_tensors(path: AnyPath, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file that appears once it is complete. Raises OSError that names it."""
     with new_file(path) as partial:
         _save(tensors, partial, metadata, path)
 
 
-def _save(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str] | None, shown: str | Path) -> None:
+def _save(tensors: Tensors, path: Path, metadata: Mapping[str, str] | None, shown: AnyPath) -> None:
     try:
         save_file(tensors, path, metadata)
     except (OSError, SafetensorError) as problem:
@@ -210,7 +212,7 @@ def halve(path: Path) -> None:
     save(tensors, path, _open_safetensors(path))
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def digest(tensors: Tensors) -> str:
     """Return the SHA-256 of the names, types, shapes and values of tensors."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -226,7 +228,7 @@ def hash_tensor(digest, tensor: Tensor) -> None:
     digest.update(flat.reshape(-1).view(torch.uint8).numpy())
 
 
-def difference(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+def difference(own: Tensors, given: Tensors) -> str:
     """Return how given weights differ from a model's own, by the first other shape or else by names, "" if neither."""
     for name, x in own.items():
         if name in given and given[name].shape != x.shape:
@@ -236,7 +238,7 @@ def difference(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
                      for words, names in (("it lacks", missing), ("it has too much", extra)) if names)
 
 
-def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
+def misfit(own: Tensors, given: Tensors) -> Misfit:
     """Return why given weights do not fit a model (`difference`)."""
     if own.keys() & given.keys():
         return Misfit(f"{difference(own, given)}. Give the model that it was trained as")

@@ -8,7 +8,7 @@ A model's file is imported only once a config asks for it.
     two_views     two views of each caption, as objectives
 """
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,7 @@ from ..models.towers import AROUND
 from . import two_views  # noqa: F401  registers its objectives
 
 
-def with_contrastive(found: re.Match) -> Iterator[tuple[str, dict]]:
+def with_contrastive(found: re.Match) -> configs.Readings:
     """Yield what CAPTIONER-contrastive0.5 may mean: any captioner with CLIP's loss added at a weight, 1 by default."""
     weight = float(found[2] or 1)
     for base, caption_cfg in configs.readings(found[1]) if weight else ():

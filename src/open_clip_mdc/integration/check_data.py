@@ -16,6 +16,7 @@ from ..data.csv_pairs import Row, image_path, read_table
 from ..data.images import decode_image
 from ..data.paths import formats, is_shard, to_shards
 from ..data.shards import file_names, find_shards, image_member, read_samples
+from ..errors import Problem
 from .openclip import version
 
 LOOK, LOOK_SHARDS = 1000, 8  # rows or samples, and shards, that are opened before a run
@@ -92,7 +93,7 @@ def warn_of_rows(path: str, args) -> Iterator[str]:
                f"{lacking[0]}")
 
 
-def why_no_pair(shard: str) -> str | None:
+def why_no_pair(shard: str) -> Problem:
     """Return why none of the first samples of a shard is an image with a caption, or None if one is."""
     why = f"{shard} holds no sample"
     try:
@@ -148,7 +149,7 @@ def check_shards(path: str, args, is_train: bool) -> None:
         check_samples(shards, is_train)
 
 
-def find_data_problem(args) -> str | None:
+def find_data_problem(args) -> Problem:
     """Check --train-data and --val-data. OpenCLIP would wait forever for shards that it cannot open."""
     if args.dataset_type == "synthetic":
         if args.val_data or not args.train_num_samples:

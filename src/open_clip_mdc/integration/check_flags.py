@@ -14,7 +14,7 @@ import torch
 from ..data import weights
 from ..data.captions import warnings_of
 from ..data.shards import find_shards
-from ..errors import close_names, flag
+from ..errors import Problem, close_names, flag
 from ..models.precision import emulated
 from . import image_source
 from .check_data import find_data_problem, has_own_keys, is_csv, number_of_processes, warn_of_rows
@@ -66,7 +66,7 @@ NUMBERS = [
 ]
 
 
-def find_model_problem(args) -> str | None:
+def find_model_problem(args) -> Problem:
     """Check that --model, --pretrained and --resume name what is there."""
     if args.model == PHOTO:
         return f"--model {PHOTO} is the packaged captioner: give --model {PHOTO_MODEL} --pretrained {PHOTO}"
@@ -98,7 +98,7 @@ def find_model_problem(args) -> str | None:
     return None
 
 
-def find_number_problem(args) -> str | None:
+def find_number_problem(args) -> Problem:
     """Check the range of each flag that takes numbers."""
     for words, least, most, names in NUMBERS:
         for name in names:
@@ -109,7 +109,7 @@ def find_number_problem(args) -> str | None:
     return None
 
 
-def find_cache_problem(args) -> str | None:
+def find_cache_problem(args) -> Problem:
     """Check --cache-features. The tokens of an image must stay the same while the tower is locked."""
     if not getattr(args, "cache_features", None):
         return None
@@ -131,7 +131,7 @@ def find_cache_problem(args) -> str | None:
     return None
 
 
-def find_image_problem(args) -> str | None:
+def find_image_problem(args) -> Problem:
     """Check that the image tower starts from weights that fit it."""
     if isinstance(args.pretrained_image, str) and args.pretrained:
         return f"--pretrained {args.pretrained} has an image tower already: leave out --pretrained-image"
@@ -145,7 +145,7 @@ def find_image_problem(args) -> str | None:
     return None
 
 
-def find_value_problem(args) -> str | None:
+def find_value_problem(args) -> Problem:
     """Check values that OpenCLIP reads only after the model is built, or never checks."""
     if args.copy_codebase:
         return "--copy-codebase would copy all of Python's packages: leave it out, and keep the output of pip freeze"
@@ -177,7 +177,7 @@ def find_value_problem(args) -> str | None:
     return None
 
 
-def find_captioner_problem(args) -> str | None:
+def find_captioner_problem(args) -> Problem:
     """Check flags that only captioners take, and those that captioners do not take."""
     contrasts = getattr(class_named(args.model), "contrasts", False)
     for name, instead in NOT_FOR_CAPTIONERS.items():
@@ -201,7 +201,7 @@ def find_captioner_problem(args) -> str | None:
     return None
 
 
-def find_vq_problem(args) -> str | None:
+def find_vq_problem(args) -> Problem:
     """Check that the VQ-VAE of the model, if it has one, is trained, and runs as it was trained."""
     vq_cfg = open_clip.get_model_config(args.model).get("vq_cfg")
     if vq_cfg is None:
@@ -218,7 +218,7 @@ def find_vq_problem(args) -> str | None:
     return None
 
 
-def find_problem(args) -> str | None:
+def find_problem(args) -> Problem:
     """Return the first problem of the flags, in one line that says what to do, or None."""
     try:
         return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)

@@ -23,6 +23,7 @@ ROWS: dict[str, dict] = {}  # `caption_cfg` by pattern, filled by `add_rows`
 VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_bytes())
 
 BaseConfig = Callable[[str], dict | None]  # returns a new copy of a base's config by name, or None if it is not known
+Readings = Iterator[tuple[str, dict]]  # each base and `caption_cfg` that a name may mean
 CLIP_VOCABULARY = 49408
 PAPER_DECODER = {"context_length": 77, "vocab_size": CLIP_VOCABULARY, "width": 512, "heads": 8, "layers": 12}
 DECODER_KEYS = (*PAPER_DECODER, "mlp_ratio", "norm_kwargs", "tokenizer_kwargs")
@@ -63,7 +64,7 @@ def listed() -> list[str]:
                 pattern.replace("*", base) for base, row in VQ_ROWS.items() for pattern in row["listed"]]
 
 
-def readings(name: str) -> Iterator[tuple[str, dict]]:
+def readings(name: str) -> Readings:
     """Yield each base and `caption_cfg` that a name may mean, rows of the table first."""
     for pattern, caption_cfg in ROWS.items():
         prefix, suffix = pattern.split("*")
@@ -74,22 +75,22 @@ def readings(name: str) -> Iterator[tuple[str, dict]]:
             yield from meanings(found)
 
 
-def any_interval(found: re.Match) -> Iterator[tuple[str, dict]]:
+def any_interval(found: re.Match) -> Readings:
     yield found[1], {**ROWS["MDC-*"], "t_min": float(found[2]), "t_max": float(found[3])}
 
 
-def any_ratio(found: re.Match) -> Iterator[tuple[str, dict]]:
+def any_ratio(found: re.Match) -> Readings:
     ratio = float(found[2]) / 100
     yield found[1], {**ROWS["BERT-*-r15"], "t_min": ratio, "t_max": ratio}
 
 
-def any_blocks(found: re.Match) -> Iterator[tuple[str, dict]]:
+def any_blocks(found: re.Match) -> Readings:
     sizes = tuple(map(int, found[2].split("-")))
     # A block of one token is masked or it is not. There is nothing to learn from a visible one.
     yield found[1], {**ROWS["MDC-*-b4"], "block_sizes": sizes, **({"t_min": 1.0} if sizes == (1,) else {})}
 
 
-def any_share(found: re.Match) -> Iterator[tuple[str, dict]]:
+def any_share(found: re.Match) -> Readings:
     yield found[1], {**ROWS["Mix-*-arc25"], "autoregressive_share": float(found[2]) / 100}
 
 

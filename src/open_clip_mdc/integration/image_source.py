@@ -12,7 +12,6 @@ import open_clip
 import timm
 import torch
 from open_clip.model import CLIPVisionCfg
-from torch import Tensor
 
 from ..data import weights
 from ..data.files import parse_json
@@ -29,7 +28,7 @@ class Source(NamedTuple):
     """The weights that an image tower starts from, and what is known about them (`locate`)."""
 
     name: str
-    read: Callable[[], dict[str, Tensor]]
+    read: Callable[[], weights.Tensors]
     normalization: dict[str, object]  # IMAGE_SETTINGS, as far as known
     base: str | None  # name of the model that they belong to, if known
     traits: dict[str, object]  # `tower_weights.traits`, as far as known
@@ -76,7 +75,7 @@ def _of_timm(source: str) -> Source:
         close = close_names(name, timm.list_models())
         raise ValueError(f"--pretrained-image {source}: timm has no such encoder{close}")
 
-    def read() -> dict[str, Tensor]:
+    def read() -> weights.Tensors:
         print(f"{source}: timm reads the weights from its cache, or downloads them", file=sys.stderr)
         try:
             return timm.create_model(name, pretrained=True).state_dict()
@@ -170,7 +169,7 @@ def check(source: str, model_name: str, quick_gelu: bool = False, image_size=Non
     _converted(_on_meta(_config(model_name), quick_gelu, image_size), source, model_name)
 
 
-def _converted(visual: torch.nn.Module, source: str, model_name: str) -> dict[str, Tensor]:
+def _converted(visual: torch.nn.Module, source: str, model_name: str) -> weights.Tensors:
     located = locate(source)
     given = located.read()
     try:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..data.files import new_file, parse_json
+from ..data.files import AnyPath, new_file, parse_json
 from ..data.weights import stored_epoch
 from . import plugins
 from .configs import FOLDER
@@ -179,7 +179,7 @@ def without_settings(weights: str, model_name: str) -> str | None:
     return f"{weights}: no {CONFIG} beside it tells mean and std of its images, so OpenCLIP's are taken"
 
 
-def checked_settings(told: dict, where: Path | str) -> dict:
+def checked_settings(told: dict, where: AnyPath) -> dict:
     """Return the settings that are given. Raises ValueError for a value that images cannot be prepared by."""
     told = {name: told[name] for name in (*IMAGE_SETTINGS, "size") if told.get(name) is not None}
     for name, value in told.items():

@@ -6,11 +6,11 @@ import torch
 from open_clip.transform import image_transform
 from PIL import Image
 
-from ..errors import flag
+from ..errors import Problem, flag
 from .runs import checked_settings
 
 
-def find_list_problem(args) -> str | None:
+def find_list_problem(args) -> Problem:
     """Check the settings of images, and the factors of sources of shards. Raises ValueError for the former."""
     for given, name in (("image_mean", "mean"), ("image_std", "std"), ("force_image_size", "size")):
         checked_settings({name: getattr(args, given, None)}, flag(given))
@@ -28,7 +28,7 @@ def find_list_problem(args) -> str | None:
             f"number of 0 or more for each of {len(sources)} sources, joined by ::, such as 2::1")
 
 
-def find_augmentation_problem(args) -> str | None:
+def find_augmentation_problem(args) -> Problem:
     """Check --aug-cfg by an image."""
     if not args.aug_cfg:
         return None
@@ -44,7 +44,7 @@ def find_augmentation_problem(args) -> str | None:
     return None
 
 
-def find_optimizer_problem(args) -> str | None:
+def find_optimizer_problem(args) -> Problem:
     """Check --opt timm/NAME by a step, with the flags that OpenCLIP passes on."""
     kind, _, name = args.opt.lower().partition("/")
     if kind != "timm":
