@@ -194,14 +194,13 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
         if place is not None:
             text = f"{place}: {problem.strerror[0].lower()}{problem.strerror[1:]}"
     text = text or type(problem).__name__
-    given = [(value, name) for name, values in vars(args).items()
-             for value in (values if isinstance(values, list) else [values]) if isinstance(value, str) and value
-             and (name in TARGETS or any(value in (arg, arg.partition("=")[2]) for arg in argv))]
     found = []
-    for value, name in given:
-        place = re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w-])|{re.escape(os.path.abspath(value))}", text)
-        if place and name not in ("tool", "source"):
-            found.append((place.start(), -len(value), name))
+    for name, values in vars(args).items():
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, str) and value and name not in ("tool", "source") and (
+                    name in TARGETS or any(value in (arg, arg.partition("=")[2]) for arg in argv)):
+                at = re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w-])|{re.escape(os.path.abspath(value))}", text)
+                found += [(at.start(), -len(value), name)] if at else []
     if not found or text.startswith("--"):
         return text
     name = min(found)[2]

@@ -76,7 +76,7 @@ def find_apart(shard: str) -> str | None:
 
     Only the names are read, and only of a file on this machine.
     """
-    alone: dict[bool, dict[str, str]] = {True: {}, False: {}}  # whether it is an image, name without folder: member
+    images, texts = {}, {}  # those that stand alone, name without folder: member
     try:
         names = ((name, name.rpartition(".")[2].lower()) for name in file_names(shard) if not is_hidden(name))
         ours = ((name, suffix in IMAGE_SUFFIXES) for name, suffix in names if suffix in (*IMAGE_SUFFIXES, *TEXTS))
@@ -84,13 +84,13 @@ def find_apart(shard: str) -> str | None:
             of_images = {is_image: name for name, is_image in group}
             if key and len(of_images) == 1:
                 [(is_image, name)] = of_images.items()
-                alone[is_image].setdefault(os.path.basename(key), name)
+                (images if is_image else texts).setdefault(os.path.basename(key), name)
     except (OSError, ValueError):  # the code that reads the shard says what is wrong
         return None
-    key = next((key for key in alone[False] if key in alone[True]), None)
+    key = next((key for key in texts if key in images), None)
     if key is None:
         return None
-    image, text = alone[True][key], alone[False][key]
+    image, text = images[key], texts[key]
     return f"{shard}: {text} is elsewhere in the tar than {image}: " + (
         "write it with tar --sort=name, so that the files of a sample stand side by side"
         if split_name(image)[0] == split_name(text)[0] else "put both in one folder, and write it with tar --sort=name")

@@ -43,9 +43,9 @@ def fingerprint(model: torch.nn.Module) -> str:
 
 def _is_plain(value: object) -> bool:
     if dataclasses.is_dataclass(value):  # caption_cfg
-        return all(map(_is_plain, vars(value).values()))
+        value = vars(value)
     if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
+        value = list(value.values())
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))

@@ -130,15 +130,16 @@ def ready(args: argparse.Namespace) -> None:
     """Check every output of a command. If the file of a default name exists, `args` gets the next free name."""
     if getattr(args, "print", False):  # fetch --print writes nothing
         return
-    names = OUTPUTS.get(args.tool, ())
-    given = {name: value for name in names if (value := getattr(args, name, None))}
-    for name, value in given.items():
+    for name, suffixes in OUTPUTS.get(args.tool, {}).items():
+        value = getattr(args, name, None)
+        if not value:
+            continue
         flag = f"--{name.replace('_', '-')}"
         tables = name == "out" and args.tool in OR_TABLES
-        check_suffix(flag, value, names[name], tables)
+        check_suffix(flag, value, suffixes, tables)
         if not isinstance(value, Default):  # which is never replaced
             check_unread(flag, value, inputs_of(args))
-        folder = not names[name] or tables and is_folder(value)
+        folder = not suffixes or tables and is_folder(value)
         if isinstance(value, Default) and not folder:
             vars(args)[name] = free_name(value)
             if getattr(args, name) != value:
