@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import cache
-from .files import check_readable
+from .files import check_readable, hash_file
 from .fingerprint import fingerprint, text_of
 from .weights import save_tensors
 
@@ -23,15 +23,10 @@ DIGEST = "S16"  # numpy's bytes, which end in zeros. So all 16 are compared
 
 def digest(image: bytes | Path | BytesIO) -> bytes:
     """Return the hash that identifies an image, 16 bytes, by its bytes or its file."""
-    found = hashlib.blake2b(digest_size=16)
     if isinstance(image, Path):
         check_readable(image)
-        with open(image, "rb") as file:
-            while part := file.read(2 ** 20):
-                found.update(part)
-    else:
-        found.update(image.getbuffer() if isinstance(image, BytesIO) else image)
-    return found.digest()
+        return bytes.fromhex(hash_file(image, "blake2b", digest_size=16))
+    return hashlib.blake2b(image.getbuffer() if isinstance(image, BytesIO) else image, digest_size=16).digest()
 
 
 def place_of(folder: Path, tower: nn.Module, transform: Callable, precision: str) -> Path:

@@ -118,9 +118,9 @@ def new_file(path: AnyPath, follow: bool = True, like: Path | None = None) -> It
         os.replace(partial, path)
 
 
-def hash_file(path: AnyPath, algorithm: str) -> str:
-    """Return the hash of a file's content in hexadecimal. `algorithm` is one of hashlib's."""
-    digest = hashlib.new(algorithm)
+def hash_file(path: AnyPath, algorithm: str, **options) -> str:
+    """Return the hash of a file's content in hexadecimal. `algorithm` is one of hashlib's, with its `options`."""
+    digest = hashlib.new(algorithm, **options)
     with open(path, "rb") as file:
         while block := file.read(2 ** 20):
             digest.update(block)

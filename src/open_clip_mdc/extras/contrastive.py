@@ -91,7 +91,7 @@ class OpenCLIPContrastiveCaptioner(OpenCLIPCaptioner):
         """Return the embedding to compare with `encode_text`'s, [B, E]: the mean of the patch tokens, projected."""
         return self.embed(self.encode_image_tokens(image), normalize)
 
-    def embed(self, image_embs: Tensor, normalize: bool = False) -> Tensor:
+    def embed(self, image_embs: Tensor, normalize: bool) -> Tensor:
         """Return image embeddings [B, E] from patch tokens [B, P, D]."""
         features = project(image_embs, self.image_projection)
         return F.normalize(features, dim=-1) if normalize else features

@@ -86,14 +86,14 @@ def find_model_problem(args) -> Problem:
                 weights.check(Path(path))
             except ValueError as problem:
                 return f"--{name}: {problem}"
-    sharded = args.resume and getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))
-    if args.resume == "latest" and not args.name:
-        return "--resume latest needs --name: give that of the run"
-    if args.resume == "latest" and (run := Path(args.logs, args.name, "params.txt")).exists() and (
-            trained := read_params(run).get("model", args.model)) != args.model:
-        return f"--name {args.name} is a run of {trained}, not of --model {args.model}: give another --name"
-    if args.resume and args.resume != "latest" and "://" not in args.resume and not os.path.isfile(
-            args.resume) and not sharded:
+    if args.resume == "latest":
+        if not args.name:
+            return "--resume latest needs --name: give that of the run"
+        run = Path(args.logs, args.name, "params.txt")
+        if run.exists() and (trained := read_params(run).get("model", args.model)) != args.model:
+            return f"--name {args.name} is a run of {trained}, not of --model {args.model}: give another --name"
+    elif args.resume and "://" not in args.resume and not os.path.isfile(args.resume) and not (
+            getattr(args, "fsdp", False) and os.path.isfile(os.path.join(args.resume, ".metadata"))):
         return f"--resume {args.resume} is no file: give a checkpoint or 'latest'"
     return None
 
@@ -191,12 +191,14 @@ def find_captioner_problem(args) -> Problem:
         # OpenCLIP's loss would lack the gradients from other processes, and the mean would divide by their number.
         return (f"--model {args.model} on several processes needs --gather-with-grad (and --local-loss, to save "
                 "memory): without it the contrastive gradient is divided by their number, and the captions' is not")
-    locked = getattr(args, "unlock_image_after", None) or 0
-    if locked and getattr(args, "fsdp", False):
+    locked = getattr(args, "unlock_image_after", None)
+    if locked is None:
+        return None
+    if getattr(args, "fsdp", False):
         return "--unlock-image-after does not work with --fsdp, which shards before it: use DDP, or --lock-image"
-    if locked and args.lock_image:
+    if args.lock_image:
         return f"--unlock-image-after {locked} locks the image tower itself: leave out --lock-image"
-    if locked and locked >= args.epochs:
+    if locked >= args.epochs:
         return f"--unlock-image-after {locked} never unlocks within --epochs {args.epochs}: use --lock-image"
     return None
 
@@ -221,12 +223,14 @@ def find_vq_problem(args) -> Problem:
 def find_problem(args) -> Problem:
     """Return the first problem of the flags, in one line that says what to do, or None."""
     try:
-        return (find_model_problem(args) or find_captioner_problem(args) or find_vq_problem(args)
-                or find_number_problem(args) or find_list_problem(args) or find_value_problem(args)
-                or find_augmentation_problem(args) or find_optimizer_problem(args) or find_data_problem(args)
-                or find_cache_problem(args) or find_image_problem(args))
+        for find in (find_model_problem, find_captioner_problem, find_vq_problem, find_number_problem,
+                     find_list_problem, find_value_problem, find_augmentation_problem, find_optimizer_problem,
+                     find_data_problem, find_cache_problem, find_image_problem):
+            if problem := find(args):
+                return problem
     except (ValueError, OSError) as problem:  # an impossible model name or an unreadable file
         return str(problem)
+    return None
 
 
 def find_warnings(args) -> Iterator[str]:

@@ -12,7 +12,6 @@ import torch
 from ..data.weights import Misfit, tensors
 from ..errors import close_names
 from ..objectives.config import CaptionCfg
-from .configs import is_captioner
 from .patches import register
 from .runs import checked_settings, find, params_file, without_settings
 
@@ -54,9 +53,8 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
                          f"{pretrained} was trained as {name}, which is not a known model{close}")
     check_device(device)
     try:
-        if not own:
-            open_clip.get_model_config(name)  # raises for a config that refers to other places
-        if captioner and not is_captioner(name):
+        config = open_clip.get_model_config(name)  # raises for one from elsewhere that refers to other places
+        if captioner and "caption_cfg" not in config:
             raise ValueError(f"--model {name} is no captioner" if name == model_name else
                              f"{pretrained} is no captioner, but {name}")
         # For local-dir: and hf-hub: OpenCLIP loads the weights beside the config, whatever file is given.
@@ -67,7 +65,7 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         if later:
             open_clip.load_checkpoint(model, weights)
         tokenizer = open_clip.get_tokenizer(name, context_length=args.get("force_context_length"), cache_dir=cache_dir)
-        if captioner and weights and open_clip.get_model_config(name).get("vq_cfg") and all(
+        if captioner and weights and config.get("vq_cfg") and all(
                 weight.startswith("visual.vq.") for weight in tensors(Path(weights))):
             raise ValueError(f"{weights} is a frozen VQ-VAE alone: train a captioner with --pretrained {weights} first")
     except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,

@@ -76,7 +76,7 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
     stages.insert(places[0], SeedEachPass(seed, rank, info.shared_epoch))
 
 
-def read_alike(info: DataInfo, pairs: Callable = image_pairs) -> None:
+def read_alike(info: DataInfo, pairs: Callable) -> None:
     """Make a webdataset group and decode samples as the command-line tools do, by `regroup` and `pairs`."""
     stages = info.dataloader.pipeline[0].dataset.pipeline
     names = [getattr(getattr(stage, "f", stage), "__name__", "") for stage in stages]

@@ -18,8 +18,8 @@ from ..data.files import parse_json
 from ..errors import close_names
 from ..models import tower_weights, towers
 from ..models.foreign import big_vision
-from .configs import timm_cfg
-from .runs import FOLDER, IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file
+from .configs import FOLDER, timm_cfg
+from .runs import IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file, weights_in
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
 
@@ -50,7 +50,7 @@ def locate(source: str) -> Source:
         else:
             folder = path if path.is_dir() else path.parent
             if path.is_dir():
-                path = next((path / name for name in WEIGHTS_FILES if (path / name).is_file()), None)
+                path = weights_in(path)
             if path is None:
                 raise ValueError(f"{folder} has no weights ({', '.join(WEIGHTS_FILES[:1] + WEIGHTS_FILES[4:6])})")
             told, base, found = _read_configs(folder, path.name)

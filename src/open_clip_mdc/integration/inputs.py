@@ -33,7 +33,7 @@ def files_of(name: str) -> list[Path]:
     if "://" in name or is_shard(name) or not name:
         raise ValueError(f"{name!r} is no image: download what a URL names, and read a shard by open_clip_mdc caption, "
                          "embed or score")
-    return list(find_images([name]))
+    return find_images([name])
 
 
 def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | Tensor]:

@@ -71,9 +71,9 @@ def name_of(plugin: str) -> str:
     return Path(plugin).stem if plugin.endswith(".py") else plugin
 
 
-def missing(names: list[str]) -> list[str]:
-    """Return the names that are not loaded."""
-    return [name for name in names if name not in _loaded]
+def missing(names: str) -> list[str]:
+    """Return those of a run's plug-ins, as params.txt names them, that are not loaded."""
+    return [name for name in names.split(", ") if name and name not in _loaded]
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -125,7 +125,7 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         if not model_name and ":" in values["model"]:  # a place to load from, which only the user may name
             raise ValueError(f"{params} says where to load a model from, not its name: if you trust that place, add "
                              f"--model {shlex.quote(values['model'])}")
-        if lost := plugins.missing([name for name in values.get("plugin", "").split(", ") if name]):
+        if lost := plugins.missing(values.get("plugin", "")):
             raise ValueError(f"{path} was trained with the plug-in {lost[0]}: give --plugin {lost[0]}, or its file")
         args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
         if values.get("siglip") == "True":
@@ -147,7 +147,7 @@ def weights_file(pretrained: str, model_name: str) -> str:
     if not (Path(place) / CONFIG).exists():
         return find(place, model_name).weights
     check_folder(f"local-dir:{place}")
-    return str(next(file for name in WEIGHTS_FILES if (file := Path(place) / name).is_file()))
+    return str(weights_in(Path(place)))
 
 
 def image_settings(weights: Path) -> dict | None:
@@ -199,10 +199,15 @@ def checked_settings(told: dict, where: AnyPath) -> dict:
     return told
 
 
+def weights_in(folder: Path) -> Path | None:
+    """Return the file of weights that OpenCLIP would load from a folder."""
+    return next(filter(Path.is_file, (folder / name for name in WEIGHTS_FILES)), None)
+
+
 def check_folder(model_name: str) -> None:
     """Raise FileNotFoundError if a local-dir: holds no weights, as OpenCLIP would return an untrained model."""
     scheme, _, place = model_name.partition(":")
-    if scheme == "local-dir" and not any((Path(place) / name).is_file() for name in WEIGHTS_FILES):
+    if scheme == "local-dir" and not weights_in(Path(place)):
         raise FileNotFoundError(f"{place} has no weights ({WEIGHTS_FILES[0]}): copy or export the model again")
 
 
