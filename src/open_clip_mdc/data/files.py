@@ -186,6 +186,15 @@ def parse_json(text: str | bytes, place: object = None, **options) -> object:
         raise ValueError(why if place is None else f"{place} is not JSON: {why}") from problem
 
 
+def json_object(text: str | bytes) -> dict:
+    """Return a JSON object, {} for any other text."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def write_json(path: AnyPath, content: object, follow: bool = True, like: Path | None = None, **options) -> None:
     """Write JSON by `new_file`, with the options of `json.dumps`."""
     with new_file(path, follow, like) as partial:

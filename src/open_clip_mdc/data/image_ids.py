@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from .files import json_object
 from .images import named_samples
 from .paths import files_beside, is_shard
 from .shards import read_metadata
@@ -17,7 +18,7 @@ from .shards import read_metadata
 def image_id(metadata: Mapping, name: str) -> int | None:
     """Return the image_id by KEY.json and the image's name without folders, or None if there is none."""
     value = metadata.get("image_id")
-    if type(value) is int and value >= 0 or isinstance(value, str) and re.fullmatch("[0-9]+", value):
+    if isinstance(value, (int, str)) and re.fullmatch("[0-9]+", str(value)):
         return int(value)
     filename = metadata.get("filename")
     stem = PurePosixPath(filename if isinstance(filename, str) and filename else name).stem
@@ -26,14 +27,14 @@ def image_id(metadata: Mapping, name: str) -> int | None:
 
 
 def _found(paths: Iterable[Path]) -> Iterator[tuple[str, int | None]]:
-    folders: dict = {}
+    folders = {}
     for path in paths:
         if is_shard(path):
             for key, sample in named_samples(path):
                 yield f"{path}::{key}", image_id(read_metadata(sample), f"{sample['__key__']}.jpg")
         else:
             beside = files_beside(path, folders).get("json")
-            about = read_metadata({"json": beside.read_bytes()}) if beside and beside.is_file() else {}
+            about = json_object(beside.read_bytes()) if beside and beside.is_file() else {}
             yield str(path), image_id(about, path.name)
 
 
@@ -47,7 +48,7 @@ def read_image_ids(paths: Iterable[Path], limit: int | None = None) -> dict[str,
 
 def check_image_ids(found: Iterable[tuple[str, int | None]]) -> dict[str, int]:
     """Return {name: image_id}. Raises ValueError for a name without one, and for one that comes twice."""
-    owners: dict[int, str] = {}
+    owners = {}
     for name, number in found:
         if number is None:
             raise ValueError(f"{name} has no image_id for COCO's results format: give one in the KEY.json beside it, "

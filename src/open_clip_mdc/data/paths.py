@@ -1,6 +1,5 @@
 """Find the files that a command line names by paths, folders and patterns. Imports no torch."""
 import glob
-import json
 import os
 import re
 import tarfile
@@ -13,7 +12,7 @@ from shlex import quote
 from braceexpand import braceexpand
 from PIL import Image, UnidentifiedImageError
 
-from .files import AnyPath, check_readable, files_below
+from .files import AnyPath, check_readable, files_below, json_object
 
 # The formats that Pillow may open: by default it would also run Ghostscript on an EPS file.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
@@ -63,10 +62,10 @@ def inside(folder: Path, name: str, path: Path, row: str | int) -> Path:
     return folder / posix
 
 
-def files_beside(image: Path, folders: dict[Path, dict[str, dict[str, Path]]]) -> dict[str, Path]:
+def files_beside(image: Path, folders: dict) -> dict[str, Path]:
     """Return the files of an image's name in its folder, KEY.TXT as well as KEY.txt or KEY.jpg.txt, by suffix (txt).
 
-    Args: `folders` keeps what was found, as each folder is listed once.
+    Args: `folders` keeps what was found, by folder, name and suffix, as each folder is listed once.
     """
     if (names := folders.get(image.parent)) is None:
         names = folders[image.parent] = {}
@@ -97,7 +96,7 @@ def is_shard(path: AnyPath) -> bool:
 
 def without_suffix(path: Path) -> str:
     """Return the name of a shard or file without its suffix: 00000 for 00000.tar.gz, too."""
-    return re.sub(r"(?i)\.tar\.gz$", "", path.name) if is_shard(path) and path.suffix.lower() == ".gz" else path.stem
+    return Path(re.sub(r"(?i)(\.tar)\.gz$", r"\1", path.name)).stem
 
 
 def check_kind(path: AnyPath) -> None:
@@ -127,8 +126,8 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
     """
     found = []
     for path in paths:
-        there = os.path.exists(path)  # a file of that very name, such as "holiday[1].jpg", is no pattern
-        for pattern in [path] if there else expand(path):
+        # A file of that very name, such as "holiday[1].jpg", is no pattern.
+        for pattern in [path] if os.path.exists(path) else expand(path):
             matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
             if not matches:
                 raise FileNotFoundError(f"no image or folder {pattern}")
@@ -150,10 +149,9 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
 def read_sizes(folder: Path) -> dict:
     """Return the content of a folder's sizes.json, {} if there is none."""
     try:
-        sizes = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return json_object((folder / "sizes.json").read_bytes())
+    except OSError:
         return {}
-    return sizes if isinstance(sizes, dict) else {}
 
 
 @cache
@@ -164,8 +162,7 @@ def images_in(shard: Path) -> int:
         with tarfile.open(shard) as members:
             for name in (member.name for member in takewhile(lambda member: member.size >= 0, members)):
                 if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
-                    folder, _, file = name.rpartition("/")
-                    keys.add((folder, file.partition(".")[0]))
+                    keys.add(re.sub(r"\.[^/]*$", "", name))  # up to the first dot behind the folder
     except (tarfile.TarError, OSError, EOFError, zlib.error):
         pass  # who reads the images says so
     return len(keys)

@@ -20,7 +20,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
-from .files import AnyPath, check_readable, new_file, write_json
+from .files import AnyPath, check_readable, json_object, new_file, write_json
 from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
 
 LABELS = {"txt", "json", "cls", "npy"}  # members that make an image a sample of its own (`regroup`)
@@ -162,7 +162,7 @@ def group_by_key(files: Iterable[dict]) -> Iterator[dict]:
 
     A suffix that comes again begins the next sample.
     """
-    sample: dict = {}
+    sample = {}
     for file in files:
         key, suffix = split_name(file["fname"])
         if key is None:
@@ -253,11 +253,7 @@ def image_member(sample: dict) -> str | None:
 
 def read_metadata(sample: dict) -> dict:
     """Return the content of KEY.json, or {} if there is none or if it is not a JSON object."""
-    try:
-        metadata = json.loads(sample.get("json", b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
+    return json_object(sample.get("json", b"{}"))
 
 
 def image_suffix(data: bytes) -> str:
