@@ -14,6 +14,7 @@ from ..data.paths import find_images, is_shard
 
 # A file or folder, a PIL image, pixels (uint8 [H, W] or [H, W, 3]), or what the model's transform returns, [3, H, W].
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor
+Captions = str | Sequence[str] | Sequence[Sequence[str]]  # one, or several, for all images, or several for each
 Images = AnyImage | Iterable[AnyImage]  # also an array [B, H, W, 3] or a tensor [B, 3, H, W]
 
 
@@ -59,17 +60,18 @@ def as_list(images: Images, nested: bool = False) -> list[Path | Image.Image | T
     return found
 
 
-def as_captions(captions: str | Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+def as_captions(captions: Captions) -> list[list[str]]:
     """Return a list of captions for each image, or one list for all images. All have the same length."""
     try:
         each = [captions] if isinstance(captions, (str, Mapping)) else list(captions)
         each = [each] if any(isinstance(one, (str, Mapping)) for one in each) else list(map(list, each))
     except TypeError:  # what cannot be iterated
         each = [[captions]]
-    for caption in (caption for one in each for caption in one):
-        if not isinstance(caption, str):
-            raise TypeError(f"{str(caption)[:40]!r} ({type(caption).__name__}) is no caption: captions is a text, a "
-                            "list of texts, or such a list for each image")
+    for one in each:
+        for caption in one:
+            if not isinstance(caption, str):
+                raise TypeError(f"{str(caption)[:40]!r} ({type(caption).__name__}) is no caption: captions is a text, "
+                                "a list of texts, or such a list for each image")
     lengths = sorted(map(len, each))
     if not lengths or not lengths[0]:
         raise ValueError("there are no captions")

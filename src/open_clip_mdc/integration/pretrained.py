@@ -35,7 +35,7 @@ from ..models.towers import patch_tokens, tower
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
 from .folding import MANY, read_only_tokens
-from .inputs import Images, as_captions, as_list
+from .inputs import Captions, Images, as_captions, as_list
 from .prefetch import PrefetchLoader, split_normalization
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -64,21 +64,20 @@ class PretrainedCaptioner:
         return torch.autocast(torch.device(self.device).type, dtype=dtype, enabled=dtype is not None)
 
     @cached_property
-    def _split(self) -> tuple[Callable, PrefetchLoader]:
-        to_bytes, normalize = split_normalization(self.transform)
-        return to_bytes, PrefetchLoader((), self.device, normalize)
-
-    @property
     def to_bytes(self) -> Transform:
         """Return `transform` up to its conversion to floats, which is cheaper for a whole batch (`from_bytes`)."""
-        return self._split[0]
+        return split_normalization(self.transform)[0]
+
+    @cached_property
+    def _loader(self) -> PrefetchLoader:
+        return PrefetchLoader((), self.device, split_normalization(self.transform)[1])
 
     def from_bytes(self, image: Tensor) -> Tensor:
         """Convert a batch of `to_bytes`, uint8 [B, 3, H, W], as `transform` would, to the last bit, on the device.
 
         Patch tokens, [B, P, D], are only converted to float32.
         """
-        return self._split[1].normalized(image.to(self.device, non_blocking=True))
+        return self._loader.normalized(image.to(self.device, non_blocking=True))
 
     def batches(self, images: Images, batch_size: int = 32) -> Iterator[Tensor]:
         """Yield preprocessed images on the device, [B, 3, H, W], B up to `batch_size`."""
@@ -141,7 +140,7 @@ class PretrainedCaptioner:
         with self.autocast(), in_eval_mode(self.model):
             return scoring.mean_image(self.model, self.batches(images, batch_size))
 
-    def _null_image(self, blind_images: Images | Tensor | None, others: list, batch_size: int) -> Tensor:
+    def _null_image(self, blind_images: Images | None, others: list, batch_size: int) -> Tensor:
         if isinstance(blind_images, Tensor) and blind_images.ndim == 2:
             shape = self.model.tower.num_patches, self.model.tower.width
             if blind_images.shape != shape:
@@ -171,7 +170,7 @@ class PretrainedCaptioner:
 
     def trace(self, images: Images, text: str | None = None, temperature: float = 0.0, top_k: int | None = None,
               top_p: float | None = None, seed: int = 0, batch_size: int = 32,
-              blind_images: Images | Tensor | None = None, **options) -> list[dict]:
+              blind_images: Images | None = None, **options) -> list[dict]:
         """Return captions with the step and the log-probability of every token (`describe_captions`)."""
         check_numbers({"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
                        "batch_size": batch_size, **options})
@@ -210,9 +209,8 @@ class PretrainedCaptioner:
         """
         return [row["caption"] for row in self.trace(images, **options)]
 
-    def score(self, images: Images, captions: str | Sequence[str] | Sequence[Sequence[str]], kind: str = "plain",
-              alpha: float | None = None, blind_images: Images | Tensor | None = None, batch_size: int = 32,
-              **options) -> Tensor:
+    def score(self, images: Images, captions: Captions, kind: str = "plain", alpha: float | None = None,
+              blind_images: Images | None = None, batch_size: int = 32, **options) -> Tensor:
         """Return scores of captions in nats, float32 [B, C], on the CPU.
 
         Args:
@@ -228,8 +226,8 @@ class PretrainedCaptioner:
         """
         check_numbers({"batch_size": batch_size, "alpha": alpha, **options})
         check_scale("alpha", alpha or 0)
-        known = names_of(scoring.log_likelihood, scoring.Scoring, PretrainedCaptioner.score) - {"blind"}
-        check_options("score", options, known)
+        check_options("score", options, names_of(
+            scoring.log_likelihood, scoring.Scoring, PretrainedCaptioner.score) - {"blind"})
         if kind not in SCORES:
             raise ValueError(f"kind is {kind!r}: it must be {', '.join(SCORES[:-1])} or {SCORES[-1]}")
         for name, value, kinds in (("alpha", alpha, SCORES[2:]), ("blind_images", blind_images, SCORES[1:])):
