@@ -29,6 +29,7 @@ DIGEST = "sha256"  # key in a safetensors header
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = re.compile(r"^$|(num_batches_tracked|ids|idxs?|index|indices|mask|used)$")  # names of what is no weight
 Tensors = dict[str, Tensor]  # by name
+Metadata = Mapping[str, str] | None  # in the header of a safetensors file
 
 
 class Misfit(RuntimeError):
@@ -138,15 +139,14 @@ def tensors(path: Path) -> Tensors:
 
 def state_dict(content: object, path: Path) -> Tensors:
     """Return the weights in the content of a file, as `tensors` does."""
-    while isinstance(content, Mapping) and (inner := next(
-            (content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)) is not None:
-        content = inner
     if not isinstance(content, Mapping):
         raise Misfit(f"it holds a {type(content).__name__}, not tensors by name")
+    while inner := [x for key in WRAPPERS if isinstance(x := content.get(key), Mapping)]:
+        content = inner[0]
     found = bare_names({name: x for name, x in content.items() if isinstance(x, Tensor)})
     if not found:
-        of_optimizer = {"param_groups", "optimizer"} & content.keys()
-        raise Misfit("it holds only the state of an optimizer" if of_optimizer else "it holds no tensor")
+        raise Misfit("it holds only the state of an optimizer" if {"param_groups", "optimizer"} & content.keys() else
+                     "it holds no tensor")
     check_finite(found, path)
     for name, x in found.items():
         if x.dtype not in FLOATS and not (WHOLE.search(name) or x.ndim == 0 and "logit" not in name):
@@ -181,19 +181,19 @@ def wrong_type(x: Tensor, path: Path, name: str) -> ValueError:
                       "told: give weights in float16, bfloat16, float32 or float64")
 
 
-def save(tensors: Tensors, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def save(tensors: Tensors, path: Path, metadata: Metadata = None) -> None:
     """Write a safetensors file with the checksum in its header that `read` compares."""
     tensors = {name: x.contiguous() for name, x in tensors.items()}
     _save(tensors, path, {"format": "pt", **(metadata or {}), DIGEST: digest(tensors)}, path)
 
 
-def save_tensors(path: AnyPath, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(path: AnyPath, tensors: Tensors, metadata: Metadata = None) -> None:
     """Write a safetensors file that appears once it is complete. Raises OSError that names it."""
     with new_file(path) as partial:
         _save(tensors, partial, metadata, path)
 
 
-def _save(tensors: Tensors, path: Path, metadata: Mapping[str, str] | None, shown: AnyPath) -> None:
+def _save(tensors: Tensors, path: Path, metadata: Metadata, shown: AnyPath) -> None:
     try:
         save_file(tensors, path, metadata)
     except (OSError, SafetensorError) as problem:
@@ -233,7 +233,8 @@ def difference(own: Tensors, given: Tensors) -> str:
     for name, x in own.items():
         if name in given and given[name].shape != x.shape:
             return f"its {name} is {list(given[name].shape)}, here {list(x.shape)}"
-    missing, extra = ([name for name in names if name not in others] for names, others in ((own, given), (given, own)))
+    missing = [name for name in own if name not in given]
+    extra = [name for name in given if name not in own]
     return ", ".join(f"{words} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
                      for words, names in (("it lacks", missing), ("it has too much", extra)) if names)
 

@@ -8,8 +8,7 @@ A model's file is imported only once a config asks for it.
     two_views     two views of each caption, as objectives
 """
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torch import nn
 
@@ -35,7 +34,7 @@ def lit_config(name: str, base_config: Callable[[str], dict | None]) -> dict | N
             **{key: config[key] for key in ("vision_cfg", "text_cfg", "quick_gelu") if key in config}}
 
 
-def class_of(config: Mapping[str, Any]) -> type[nn.Module] | None:
+def class_of(config: factory.Config) -> type[nn.Module] | None:
     if "image_pool" in config:
         from .lit import LiT
         return LiT
@@ -45,7 +44,7 @@ def class_of(config: Mapping[str, Any]) -> type[nn.Module] | None:
     return None
 
 
-def in_regions(visual: nn.Module, caption_cfg: Mapping[str, Any]) -> nn.Module:
+def in_regions(visual: nn.Module, caption_cfg: factory.Config) -> nn.Module:
     if (regions := caption_cfg.get("regions", 1)) == 1:
         return visual
     from .regions import RegionTower

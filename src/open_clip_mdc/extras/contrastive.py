@@ -6,9 +6,7 @@ to the tokens. A text tower of CLIP, as large as the decoder, encodes the texts.
 Dimensions: B images and texts, P patches, L positions, D image width, E width of the embeddings.
 """
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg, _build_text_tower
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..integration.factory import OpenCLIPCaptioner
+from ..integration.factory import Config, OpenCLIPCaptioner
 from ..objectives.config import CaptionCfg
 from ..objectives.loss import CaptionLoss
 from ..text.packing import Captions
@@ -58,17 +56,16 @@ class OpenCLIPContrastiveCaptioner(OpenCLIPCaptioner):
 
     contrasts = True
 
-    def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | dict[str, Any],
-                 text_cfg: CLIPTextCfg | dict[str, Any], caption_cfg: CaptionCfg | dict[str, Any],
-                 init_logit_scale: float = math.log(1 / 0.07), init_logit_bias: float | None = None, **options):
+    def __init__(self, embed_dim: int, vision_cfg: CLIPVisionCfg | Config, text_cfg: CLIPTextCfg | Config,
+                 caption_cfg: CaptionCfg | Config, init_logit_scale: float = math.log(1 / 0.07),
+                 init_logit_bias: float | None = None, **options):
         """Build the captioner first, so that its weights start as those of a plain captioner. Then the text tower.
 
         Args: those of OpenCLIP's model classes. E is `embed_dim`.
         """
         super().__init__(None, vision_cfg, text_cfg, caption_cfg, **options)
-        text_cfg = text_cfg if isinstance(text_cfg, dict) else asdict(text_cfg)
-        own = {key: options[key] for key in ("quick_gelu", "cast_dtype") if key in options}
-        self.text_tower = _build_text_tower(embed_dim, CLIPTextCfg(**text_cfg), **own)
+        self.text_tower = _build_text_tower(
+            embed_dim, text_cfg, options.get("quick_gelu", False), options.get("cast_dtype"))
         self.image_projection = projection(self.image_width, embed_dim)
         del self.logit_scale  # the buffer
         self.logit_scale = nn.Parameter(torch.tensor(init_logit_scale))
@@ -76,7 +73,7 @@ class OpenCLIPContrastiveCaptioner(OpenCLIPCaptioner):
             self.logit_bias = nn.Parameter(torch.tensor(float(init_logit_bias)))
 
     @classmethod
-    def caption_loss(cls, caption_cfg: Mapping[str, Any], openclip_loss: Callable[[], Callable]) -> CaptionLoss:
+    def caption_loss(cls, caption_cfg: Config, openclip_loss: Callable[[], Callable]) -> CaptionLoss:
         return ContrastiveLoss(openclip_loss(), caption_cfg["contrastive_weight"])
 
     def set_grad_checkpointing(self, enable: bool = True, impl: str = "inline") -> None:

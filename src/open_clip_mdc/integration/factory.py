@@ -24,6 +24,7 @@ from .runs import image_settings
 if TYPE_CHECKING:
     from ..decoding.sampling import Decoded
 
+Config = Mapping[str, Any]  # of a model, or its `caption_cfg`
 CHARACTERS = 10_000  # of a text, which BPE reads in quadratic time. No token of CLIP's has more than 24
 
 
@@ -33,7 +34,7 @@ class OpenCLIPCaptioner(Captioner):
     contrasts = False  # True if its features fit OpenCLIP's contrastive validation
 
     @classmethod
-    def caption_loss(cls, caption_cfg: Mapping[str, Any], openclip_loss: Callable[[], Callable]) -> CaptionLoss:
+    def caption_loss(cls, caption_cfg: Config, openclip_loss: Callable[[], Callable]) -> CaptionLoss:
         """Return the loss of such a captioner. `openclip_loss()` makes OpenCLIP's own for the same flags."""
         return CaptionLoss()
 
@@ -49,11 +50,10 @@ class OpenCLIPCaptioner(Captioner):
 
 
 # Functions that return the class for a config, or None. The first that knows a config decides.
-CLASSES: list[Callable[[Mapping[str, Any]], type | None]] = [
-    lambda config: OpenCLIPCaptioner if "caption_cfg" in config else None]
+CLASSES = [lambda config: OpenCLIPCaptioner if "caption_cfg" in config else None]
 
 
-def class_of(config: Mapping[str, Any]) -> type | None:
+def class_of(config: Config) -> type | None:
     """Return the class that a config of ours is for, or None for a model of OpenCLIP."""
     return next(filter(None, (choose(config) for choose in CLASSES)), None)
 

@@ -22,16 +22,16 @@ from .configs import FOLDER, timm_cfg
 from .runs import IMAGE_SETTINGS, PHOTO, WEIGHTS_FILES, checked_settings, find, image_settings, params_file, weights_in
 
 CONFIG_FILES = ("config.json", "open_clip_config.json", "preprocessor_config.json")  # beside weights
+Facts = dict[str, object]  # by name, None for what is not known
 
 
 class Source(NamedTuple):
     """The weights that an image tower starts from, and what is known about them (`locate`)."""
 
-    name: str
     read: Callable[[], weights.Tensors]
-    normalization: dict[str, object]  # IMAGE_SETTINGS, as far as known
+    normalization: Facts  # IMAGE_SETTINGS, as far as known
     base: str | None  # name of the model that they belong to, if known
-    traits: dict[str, object]  # `tower_weights.traits`, as far as known
+    traits: Facts  # `tower_weights.traits`, as far as known
 
 
 def locate(source: str) -> Source:
@@ -44,9 +44,10 @@ def locate(source: str) -> Source:
                          "folder, or timm:NAME, which may be downloaded")
     try:
         if (path / "checkpoints").is_dir() or path.is_file() and params_file(path).exists():
-            name, file, args = find(str(path))
-            path, told = Path(file), image_settings(Path(file))
-            base, found = name, _traits_of_config(_config(name), bool(args.get("force_quick_gelu")))
+            base, file, args = find(str(path))
+            path = Path(file)
+            told = image_settings(path)
+            found = _traits_of_config(_config(base), bool(args.get("force_quick_gelu")))
         else:
             folder = path if path.is_dir() else path.parent
             if path.is_dir():
@@ -60,10 +61,10 @@ def locate(source: str) -> Source:
         told = told if told.get("mean") else told | big_vision.NORMALIZATION
         found = big_vision.TRAITS | {name: x for name, x in found.items() if x is not None}
     told = checked_settings({name: told.get(name) for name in IMAGE_SETTINGS}, f"--pretrained-image {source}")
-    return Source(source, lambda: weights.tensors(path), told, base, found)
+    return Source(lambda: weights.tensors(path), told, base, found)
 
 
-def _normalization(encoder: str) -> dict[str, object]:
+def _normalization(encoder: str) -> Facts:
     """Return mean and std of the images that timm's encoder was trained on, {} if it is not known."""
     known = timm_cfg(encoder)
     return {"mean": list(known.mean), "std": list(known.std)} if known else {}
@@ -82,10 +83,10 @@ def _of_timm(source: str) -> Source:
         except (RuntimeError, OSError, ValueError) as problem:
             raise ValueError(f"--pretrained-image {source}: timm cannot load the weights "
                              f"({str(problem).splitlines()[0][:200]})") from problem
-    return Source(source, read, told, f"timm-{name}", _traits_of_timm(name))
+    return Source(read, told, f"timm-{name}", _traits_of_timm(name))
 
 
-def _traits_of_timm(name: str, options: Mapping | None = None) -> dict[str, object]:
+def _traits_of_timm(name: str, options: Mapping | None = None) -> Facts:
     with torch.device("meta"):
         return tower_weights.traits(timm.create_model(name, **(options or {}) | {"num_classes": 0}))
 
@@ -97,7 +98,7 @@ def _config(name: str) -> dict:
     return config
 
 
-def _traits_of_config(config: dict, quick_gelu: bool = False) -> dict[str, object]:
+def _traits_of_config(config: dict, quick_gelu: bool = False) -> Facts:
     if "vq_cfg" in config:
         return {}
     return tower_weights.traits(towers.tower(_on_meta(config, quick_gelu)).network)
@@ -115,11 +116,12 @@ def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
     """Return image settings, the base and the traits that the config files beside weights tell."""
     found = {}
     for name in CONFIG_FILES:
-        if (folder / name).is_file():
+        path = folder / name
+        if path.is_file():
             try:
-                found[name] = parse_json((folder / name).read_text(encoding="utf-8"))
+                found[name] = parse_json(path.read_text(encoding="utf-8"))
             except ValueError as problem:
-                raise ValueError(f"{folder / name} is damaged ({problem})") from problem
+                raise ValueError(f"{path} is damaged ({problem})") from problem
     config = found.get("config.json", {})
     try:
         if "open_clip_config.json" in found and file.startswith("open_clip") or not config and len(found) == 1:
@@ -151,7 +153,7 @@ def resolve(source: str | bool, model_name: str) -> str:
     return str(source)
 
 
-def normalization(source: str, model_name: str) -> dict[str, object]:
+def normalization(source: str, model_name: str) -> Facts:
     """Return how images are prepared: as told beside the weights, else by timm's mean and std for the tower, else {}.
     """
     told = locate(source).normalization
