@@ -36,8 +36,8 @@ def parse_args(original, argv):
     flags, args = split(original, argv)
     for plugin in flags.plugin or ():
         plugins.load_plugin(plugin)
-    given = {name: x for name, x in vars(flags).items() if x is not None and x is not False}
-    vars(args).update(given)  # given flags only: otherwise params.txt stays as OpenCLIP writes it
+    # Given flags only: otherwise params.txt stays as OpenCLIP writes it.
+    vars(args).update({name: x for name, x in vars(flags).items() if x is not None and x is not False})
     import open_clip
 
     from . import runs

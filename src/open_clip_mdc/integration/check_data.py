@@ -86,8 +86,7 @@ def look_at_images(path: str, rows: list[Row], every: bool = False) -> tuple[int
 
 def warn_of_rows(path: str, args) -> Iterator[str]:
     """Yield a warning if some images of a training table cannot be read."""
-    rows = read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator)
-    shown, lacking = look_at_images(path, rows)
+    shown, lacking = look_at_images(path, read_table(path, args.csv_img_key, args.csv_caption_key, args.csv_separator))
     if lacking:
         yield (f"{len(lacking)} of {shown} images that were looked at cannot be read, and are left out. The first is "
                f"{lacking[0]}")
@@ -95,18 +94,18 @@ def warn_of_rows(path: str, args) -> Iterator[str]:
 
 def why_no_pair(shard: str) -> Problem:
     """Return why none of the first samples of a shard is an image with a caption, or None if one is."""
-    why = f"{shard} holds no sample"
+    why = None
     try:
-        for number, sample in enumerate(islice(read_samples(shard), LOOK)):
+        for sample in islice(read_samples(shard), LOOK):
             try:
                 captions_of(sample)
                 decode_image(BytesIO(sample[image_member(sample)]), f"{shard}, sample {sample['__key__']}")
                 return None
             except ValueError as problem:
-                why = f"no image with a caption in its first samples. The first is {problem}" if number == 0 else why
+                why = why or f"no image with a caption in its first samples. The first is {problem}"
     except (ValueError, OSError) as problem:
         return str(problem)
-    return find_apart(shard) or why
+    return find_apart(shard) or why or f"{shard} holds no sample"
 
 
 def check_samples(shards: list[str], is_train: bool) -> None:

@@ -252,7 +252,7 @@ def find_warnings(args) -> Iterator[str]:
     if args.train_data and epoch is not None and epoch >= args.epochs:
         yield (f"--resume {args.resume} is of epoch {epoch}, so there is nothing to train up to --epochs "
                f"{args.epochs}: give more")
-    table = bool(args.train_data) and is_csv(args.train_data, args)
+    table = args.train_data and is_csv(args.train_data, args)
     if table:
         yield from (f"--train-data: {warning}" for warning in warn_of_rows(args.train_data, args))
     yield from flags_without_effect(args, table)
@@ -269,8 +269,7 @@ def find_warnings(args) -> Iterator[str]:
 def flags_without_effect(args, table: bool) -> Iterator[str]:
     """Yield a warning for each flag that changes nothing. `table` tells that the training data are a CSV file."""
     locked = args.lock_image and not args.lock_image_unlocked_groups
-    contrasts = getattr(class_named(args.model), "contrasts", False)
-    of_captioners = WITHOUT_EFFECT | ({} if contrasts else GATHERED)
+    of_captioners = WITHOUT_EFFECT | ({} if getattr(class_named(args.model), "contrasts", False) else GATHERED)
     for applies, where, flags in (
             (not args.lock_image, "without --lock-image", {"lock_image_unlocked_groups": 0}),
             (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False,

@@ -71,13 +71,14 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
     except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,
             MemoryError) as problem:  # a config may hold any value
         if name.startswith("hf-hub:") and weights is None:
-            raise ValueError(f"{name} cannot be loaded from the Hugging Face hub: {first_lines(problem)}") from problem
-        if args and not isinstance(problem, (Misfit, OSError)) and str(weights) not in str(problem):
-            raise ValueError(f"{name} cannot be built with the settings in {params_file(Path(weights))}: "
-                             f"{first_lines(problem)}") from problem
-        if isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
+            what = f"{name} cannot be loaded from the Hugging Face hub"
+        elif args and not isinstance(problem, (Misfit, OSError)) and str(weights) not in str(problem):
+            what = f"{name} cannot be built with the settings in {params_file(Path(weights))}"
+        elif isinstance(problem, ValueError) or isinstance(problem, OSError) and weights is None:
             raise
-        raise ValueError(f"{pretrained} holds no weights of {name}: {first_lines(problem)}") from problem
+        else:
+            what = f"{pretrained} holds no weights of {name}"
+        raise ValueError(f"{what}: {first_lines(problem)}") from problem
     if own and not args and (said := without_settings(weights, name)):
         print(f"warning: {said}", file=sys.stderr)
     checked_settings({name: model.visual.preprocess_cfg[name] for name in ("mean", "std")}, pretrained)

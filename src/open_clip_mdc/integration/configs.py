@@ -16,11 +16,11 @@ from copy import deepcopy
 from importlib import import_module, resources
 
 FOLDER = resources.files("open_clip_mdc.model_configs")
-GROUPS: dict[str, dict] = json.loads((FOLDER / "objectives.json").read_bytes())
-ROWS: dict[str, dict] = {}  # `caption_cfg` by pattern, filled by `add_rows`
+GROUPS = json.loads((FOLDER / "objectives.json").read_bytes())
+ROWS = {}  # `caption_cfg` by pattern, filled by `add_rows`
 # Bases for captioners only: the image tower is a frozen VQ-VAE (models/vq.py). A row overrides settings of its "base".
 # Its "listed" are the patterns of objectives.json that `open_clip.list_models()` shows.
-VQ_ROWS: dict[str, dict] = json.loads((FOLDER / "vq.json").read_bytes())
+VQ_ROWS = json.loads((FOLDER / "vq.json").read_bytes())
 
 BaseConfig = Callable[[str], dict | None]  # returns a new copy of a base's config by name, or None if it is not known
 Readings = Iterator[tuple[str, dict]]  # each base and `caption_cfg` that a name may mean
@@ -53,8 +53,7 @@ def intervals() -> dict[tuple[float, float], str]:
 
 def architectures() -> dict[str, dict]:
     """Return the packaged CLIP configs by name: small towers for small data."""
-    return {f.name.removesuffix(".json"): json.loads(f.read_bytes())
-            for f in sorted(FOLDER.iterdir(), key=lambda f: f.name) if f.name.startswith("ViT-")}
+    return {file.stem: json.loads(file.read_bytes()) for file in sorted(FOLDER.glob("ViT-*.json"))}
 
 
 def listed() -> list[str]:
@@ -97,7 +96,7 @@ def any_share(found: re.Match) -> Readings:
 # Names without a row: a pattern, and a function that yields each base and `caption_cfg` that its match may mean.
 PATTERNS = [(rf"MDC-(.+)-t({NUMBER})-({NUMBER})", any_interval), (rf"BERT-(.+)-r({NUMBER})", any_ratio),
             (r"MDC-(.+)-b([1-9]\d*(?:-[1-9]\d*)*)", any_blocks), (rf"Mix-(.+)-arc({NUMBER})", any_share)]
-PROJECTED: set[str] = set()  # keys of `caption_cfg` whose models project features to the base's `embed_dim`
+PROJECTED = set()  # keys of `caption_cfg` whose models project features to the base's `embed_dim`
 
 
 def interval_name(name: str, t_min: float, t_max: float, base_config: BaseConfig) -> str:
@@ -105,8 +104,8 @@ def interval_name(name: str, t_min: float, t_max: float, base_config: BaseConfig
 
     The base is called BASE if the name does not contain it, as a folder's name does not.
     """
-    bases = (base for base, _ in readings(name.replace("/", "-")))
-    base = next((base for base in bases if base in VQ_ROWS or base_config(base) is not None), "BASE")
+    base = next((base for base, _ in readings(name.replace("/", "-"))
+                 if base in VQ_ROWS or base_config(base) is not None), "BASE")
     return intervals().get((t_min, t_max), f"MDC-*-t{t_min}-{t_max}").replace("*", base)
 
 

@@ -86,8 +86,8 @@ TRAINING = (
 
 SUPPORTED = {"open_clip_torch": ("3.3.", "4."), "clip_benchmark": ("1.6.",)}
 
-_replaced: dict[str, object] = {}  # target -> original
-_added_configs: list[str] = []
+_replaced = {}  # target -> original
+_added_configs = []  # names
 
 
 def _resolve(address: str) -> tuple[object, str]:

@@ -21,7 +21,7 @@ from . import configs
 
 OWN = "open_clip_mdc.extras"
 ENTRY_POINTS = "open_clip_mdc.objectives"
-_loaded: set[str] = set()
+_loaded = set()  # names, as `name_of` returns them
 
 
 def load_plugin(name: str) -> None:

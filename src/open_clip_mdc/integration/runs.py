@@ -44,17 +44,16 @@ def latest_checkpoint(folder: Path) -> Path:
     number, is not taken.
     """
     found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
-    sharded = sorted(path.parent for path in folder.glob("epoch_*/.metadata"))
-    if sharded and not found:
-        raise FileNotFoundError(f"{sharded[-1]} is a sharded checkpoint: make it one file by python -m torch."
-                                f"distributed.checkpoint.format_utils dcp_to_torch {sharded[-1]} {sharded[-1]}.pt")
     if not found:
+        if sharded := max((path.parent for path in folder.glob("epoch_*/.metadata")), default=None):
+            raise FileNotFoundError(f"{sharded} is a sharded checkpoint: make it one file by python -m torch."
+                                    f"distributed.checkpoint.format_utils dcp_to_torch {sharded} {sharded}.pt")
         raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
     return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
 
 
-@lru_cache  # one warning per process
-def _latest(found: tuple[tuple[Path, int, int], ...]) -> Path:
+@lru_cache  # one warning per process, unless a file's size or time has changed
+def _latest(found: tuple) -> Path:
     paths = [path for path, _, _ in found]
     if len(paths) == 1:
         return paths[0]
@@ -112,25 +111,26 @@ def find(pretrained: str, model_name: str | None = None) -> Checkpoint:
         raise FileNotFoundError(f"no checkpoint at {pretrained}: give a file, a run folder, local-dir:DIR or hf-hub:ID")
     if (path / "open_clip_config.json").exists():
         return find(f"local-dir:{path}")
-    if path.is_dir() and (path / "config.json").exists():
-        raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder only: give the run, or "
-                         f"the folder that export --to open_clip wrote")
     if path.is_dir():
+        if (path / "config.json").exists():
+            raise ValueError(f"{path} is a folder for timm or transformers, with the image encoder only: give the run, "
+                             "or the folder that export --to open_clip wrote")
         path = latest_checkpoint(path if path.absolute().name == "checkpoints" else path / "checkpoints")
     params = params_file(path)
     if params.exists():
         values = read_params(params)
-        if not (model_name or values.get("model")):
+        name = model_name or values.get("model")
+        if not name:
             raise ValueError(f"{params} names no model: give --model too")
-        if not model_name and ":" in values["model"]:  # a place to load from, which only the user may name
+        if not model_name and ":" in name:  # a place to load from, which only the user may name
             raise ValueError(f"{params} says where to load a model from, not its name: if you trust that place, add "
-                             f"--model {shlex.quote(values['model'])}")
+                             f"--model {shlex.quote(name)}")
         if lost := plugins.missing(values.get("plugin", "")):
             raise ValueError(f"{path} was trained with the plug-in {lost[0]}: give --plugin {lost[0]}, or its file")
-        args = {name: literal(values[name]) for name in MODEL_ARGS if values.get(name, "None") != "None"}
+        args = {arg: literal(values[arg]) for arg in MODEL_ARGS if values.get(arg, "None") != "None"}
         if values.get("siglip") == "True":
             args |= SIGLIP_ARGS
-        return Checkpoint(model_name or values["model"], str(path), args)
+        return Checkpoint(name, str(path), args)
     if model_name is None:
         raise ValueError(f"{path} is not in a run folder (there is no {params}): give --model too")
     return Checkpoint(model_name, str(path), {})
