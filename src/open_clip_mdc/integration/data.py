@@ -9,6 +9,7 @@ Images are transferred as uint8 from pinned memory, one batch ahead, and normali
 Dimensions: B images, H and W pixels.
 """
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -35,10 +36,10 @@ from .prefetch import PrefetchLoader, split_normalization
 
 def seed_noise(*keys: int) -> None:
     """Seed PyTorch, numpy and Python by all of the keys together."""
-    seeds = np.random.SeedSequence(keys).generate_state(3)
-    torch.manual_seed(int(seeds[0]))
-    np.random.seed(int(seeds[1]))
-    random.seed(int(seeds[2]))
+    of_torch, of_numpy, of_python = np.random.SeedSequence(keys).generate_state(3).tolist()
+    torch.manual_seed(of_torch)
+    np.random.seed(of_numpy)
+    random.seed(of_python)
 
 
 def worker_id() -> int:
@@ -51,13 +52,12 @@ class SeedEachPass:
 
     def __init__(self, seed: int, rank: int, shared_epoch: SharedEpoch):
         self.seed, self.rank, self.shared_epoch = seed, rank, shared_epoch
-        self.epoch, self.passes = -1, 0
+        self.passes = Counter()  # by epoch
 
     def __call__(self, samples: Iterable) -> Iterator:
         epoch = self.shared_epoch.get_value()
-        self.passes = self.passes + 1 if epoch == self.epoch else 0
-        self.epoch = epoch
-        seed_noise(self.seed, epoch, self.rank, worker_id(), self.passes)
+        seed_noise(self.seed, epoch, self.rank, worker_id(), self.passes[epoch])
+        self.passes[epoch] += 1
         yield from samples
 
 
@@ -68,7 +68,7 @@ def seed_webdataset(info: DataInfo, seed: int, rank: int) -> None:
     loader.generator = torch.Generator().manual_seed(seed)
     stages = loader.dataset.pipeline
     if isinstance(stages[0], ResampledShards2):  # it adds the epoch itself, and a pass of it never ends
-        stages[0].worker_seed = lambda: int(np.random.SeedSequence([seed, rank, worker_id()]).generate_state(1)[0])
+        stages[0].worker_seed = lambda: np.random.SeedSequence([seed, rank, worker_id()]).generate_state(1).item()
     places = [i for i, stage in enumerate(stages) if getattr(stage, "f", None) is _shuffle]
     if len(places) != 1:
         raise RuntimeError(f"OpenCLIP's webdataset pipeline has {len(places)} sample shuffles, not 1: {stages}")
@@ -171,10 +171,11 @@ def get_data(original, args, preprocess_fns, **rest):
         loader = getattr(info.dataloader, "pipeline", [info.dataloader])[0]
         loader.timeout = STUCK * (loader.num_workers > 0)
     if "train" in data:
+        info = data["train"]
         if world_info_from_env()[1] == 0:
             from .check_flags import warn_of_warmup  # only training needs it, and it imports much
-            warn_of_warmup(args, data["train"].dataloader.num_batches)
-        device = getattr(args, "device", "cpu")
-        data["train"].dataloader = PrefetchLoader(data["train"].dataloader, device, normalize, version.DICT_BATCHES)
-        data["train"].dataloader.cache = cache
+            warn_of_warmup(args, info.dataloader.num_batches)
+        info.dataloader = PrefetchLoader(info.dataloader, getattr(args, "device", "cpu"), normalize,
+                                         version.DICT_BATCHES)
+        info.dataloader.cache = cache  # for `training.reproducible`
     return data

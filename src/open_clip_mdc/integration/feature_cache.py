@@ -28,6 +28,7 @@ from ..data.files import sha256
 from ..data.images import Transform, decoded, image_pairs
 from ..data.shards import file_names, find_shards, image_member, read_samples
 from ..models import towers
+from ..models.precision import in_eval_mode
 
 BATCH = 32
 
@@ -61,16 +62,15 @@ class FeatureCache(Features):
 
     @torch.no_grad()
     def _write(self, counts: list[int], tower: nn.Module, shard: str, precision: str, device: str, file: Path) -> None:
-        training, digests, known = tower.training, [], towers.tower(tower)
+        digests, known = [], towers.tower(tower)
         count = sum(1 for _ in file_names(shard))  # the most. Memory that nothing is written to is not taken
         tokens = torch.empty(count, known.num_patches, known.width, dtype=torch.float16)
-        tower.eval()
-        for names, image in batches(shard, self.transform):
-            with get_autocast(precision, device_type=torch.device(device).type)():
-                tokens[len(digests):len(digests) + len(names)] = towers.patch_tokens(
-                    tower, image.to(device, get_input_dtype(precision)))
-            digests += names
-        tower.train(training)
+        with in_eval_mode(tower):
+            for names, image in batches(shard, self.transform):
+                with get_autocast(precision, device_type=torch.device(device).type)():
+                    tokens[len(digests):len(digests) + len(names)] = towers.patch_tokens(
+                        tower, image.to(device, get_input_dtype(precision)))
+                digests += names
         save(file, digests, tokens[:len(digests)])
         counts.append(len(digests))
 

@@ -103,5 +103,5 @@ def _scaled(optimizer: torch.optim.Optimizer, schedule: Schedule, tower: nn.Modu
         yield scaled
     finally:
         for group, part in zip(whole, decoder, strict=True):
-            group.update({name: x for name, x in part.items() if name != "params"})
+            group.update(part, params=group["params"])
         optimizer.param_groups[:] = whole

@@ -25,7 +25,7 @@ class WatchedLoss:
     def start(self, epoch: int) -> None:
         """Begin an epoch."""
         self.epoch, self.micro_batches = epoch, 0
-        self.first_bad: Tensor | None = None  # step, int64 []
+        self.first_bad = None  # step, int64 []
 
     def __call__(self, *args, **outputs) -> dict[str, Tensor]:
         losses = self.loss(*args, **outputs)

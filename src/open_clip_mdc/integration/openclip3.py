@@ -4,7 +4,7 @@ from collections.abc import Callable
 CREATE_LOSS, LOAD, METRICS = (  # functions that have other names in 4.x
     "open_clip_train.main:create_loss", "open_clip_train.main:pt_load", "open_clip_train.train:zero_shot_eval")
 LOGGERS, OPTIMIZERS = ("wandb", "tensorboard"), ("adamw",)
-KEY_FLAGS: dict[str, str | None] = {}  # flags that name members of samples, with their usual values
+KEY_FLAGS = {}  # flags that name members of samples, with their usual values
 # The stages of webdataset's pipeline that select and decode samples, and which of them stay.
 SELECTION, KEPT = ["_select", "_decode", "_rename"], ()
 COUNTS_STEPS = False  # True if a checkpoint stores the number of steps
@@ -17,8 +17,8 @@ def with_loss(caption_loss: Callable, original: Callable, args):
     return caption_loss(lambda: original(args))
 
 
-def run_epoch(around: Callable, original: Callable, model, data, loss, epoch, optimizer, *rest, **more) -> None:
+def run_epoch(around: Callable, original: Callable, model, data, loss, epoch, optimizer, scaler, schedule, dist_model,
+              args, *rest, **more) -> None:
     """Run an epoch of OpenCLIP inside the context `around`, which gives the model and the schedule of the epoch."""
-    scaler, schedule, dist_model, args, *rest = rest
     with around(model, data, loss, epoch, optimizer, schedule, args) as (model, schedule):
         original(model, data, loss, epoch, optimizer, scaler, schedule, dist_model, args, *rest, **more)

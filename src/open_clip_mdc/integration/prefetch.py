@@ -6,16 +6,12 @@ Dimensions: B images, H and W pixels, P patch tokens of width D.
 """
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, ToTensor
 from torchvision.transforms.functional import pil_to_tensor
-
-if TYPE_CHECKING:
-    from .feature_cache import FeatureCache
 
 
 def to_bytes(image: Image.Image) -> Tensor:
@@ -55,7 +51,6 @@ class PrefetchLoader:
     def __init__(self, loader: Iterable, device: str, normalize: Normalize | None, named: bool = False):
         self.loader, self.device, self.named = loader, torch.device(device), named
         self.prepare: Callable = lambda text: text  # a captioner's is `Captioner.prepare`, on the CPU
-        self.cache: FeatureCache | None = None
         self.mean, self.std = None, None
         if normalize is not None:
             self.mean, self.std = (torch.as_tensor(x, dtype=torch.float32).view(-1, 1, 1).to(self.device)

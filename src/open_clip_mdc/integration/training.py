@@ -109,9 +109,10 @@ def evaluate(original, model, data, epoch, args, **rest):
         forget_from(epoch, Path(args.checkpoint_path) / "results.jsonl")
     if not trains_captioner(args):
         return original(model, data, epoch, args, **rest)
-    # OpenCLIP runs its contrastive validation if there is a "val".
-    paired = {"val": data["val"]} if "val" in data and class_named(args.model).contrasts else {}
-    data = {"captions" if name == "val" else name: info for name, info in data.items()} | paired
+    if "val" in data:
+        data = {**data, "captions": data["val"]}
+        if not class_named(args.model).contrasts:  # OpenCLIP runs its contrastive validation if there is a "val"
+            del data["val"]
     try:
         return original(model, data, epoch, args, **rest)
     except Exception:

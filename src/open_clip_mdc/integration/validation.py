@@ -40,8 +40,7 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32",
         if limit:
             image, text = image[:limit - num_samples], text[:limit - num_samples]
         image = image.to(device=device, dtype=get_input_dtype(precision), non_blocking=True)
-        u = golden_ratio_points(num_samples, len(text))
-        corrupted = model.corrupt_nelbo(text, u, generator)
+        corrupted = model.corrupt_nelbo(text, golden_ratio_points(num_samples, len(text)), generator)
         captions = pack(text, corrupted, model.vocab_size).to(device, non_blocking=True)
         with autocast():
             out = model(image, captions)
@@ -61,6 +60,6 @@ def nelbo(model: Captioner, dataloader, device: str, precision: str = "fp32",
     return {
         "nelbo_per_token": per_token,
         "perplexity_bound": math.exp(min(per_token, 700.0)),
-        "nelbo_per_caption": per_token * float(num_tokens) / num_samples,
+        "nelbo_per_caption": per_token * num_tokens / num_samples,
         "num_samples": num_samples,
     }
