@@ -120,7 +120,7 @@ def coco_rows(content: dict, key: str) -> list[dict]:
 
     Raises ValueError, KeyError or TypeError for another format.
     """
-    captions: dict[str, list] = {}
+    captions = {}
     for row in content["annotations"]:
         captions.setdefault(str(row["image_id"]), []).append(row["caption"])
     rows = [{**image, "file_name": image["file_name"], key: captions.get(str(image["id"]))}

@@ -152,7 +152,8 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
                 quotes = ["doubled"] + ["escaped"] * ('"' in header) + ["none"] * (separator == "\t" and
                                                                                   '"' not in header)
                 return [Form(separator, each, len(found), tuple(map(found.index, names))) for each in quotes]
-    names, separator = max(((split(separator), separator) for separator in (*cells, "|")), key=lambda x: len(x[0]))
+    separator = max((*cells, "|"), key=lambda separator: len(split(separator)))
+    names = split(separator)
     what = f"make shards of it by {to_shards(lines.path)}" if FILE_NAME in names else "its first line should name them"
     if separator not in cells:
         what += f", and commas or tabs separate them, not {separator!r}"
@@ -182,8 +183,7 @@ def read_forms(path: Path, columns: Sequence[tuple[str, str]], separators: Itera
 def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
     """Split a table into parts of `size` rows. Image paths are relative to the working directory, as in training."""
     def split(lines: Lines, form: Form) -> list[CsvRows]:
-        parts: list[CsvRows] = []
-        rows = read_rows(lines, form)
+        parts, rows = [], read_rows(lines, form)
         while True:
             start, line = lines.file.tell(), lines.count + 1
             count = sum(1 for _ in islice(rows, size))
@@ -210,7 +210,7 @@ def image_path(name: str, folder: str = "") -> Path:
 
 def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
     """Yield name, path and caption of each image. The name is the image's, with #ROW if it appears again."""
-    seen: set[str] = set()
+    seen = set()
     for number, (_, image, caption) in enumerate(read_part(part)):
         yield unique(image, number, seen), image_path(image, part.folder), caption
 

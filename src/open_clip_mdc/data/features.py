@@ -46,7 +46,7 @@ class Features:
     """The tokens of the images in `files`."""
 
     def __init__(self, files: Iterable[Path] = ()):
-        self.opened: dict = {}
+        self.opened = {}
         self.index(list(files))
 
     def index(self, files: list[Path]) -> None:

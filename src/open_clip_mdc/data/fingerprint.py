@@ -81,7 +81,7 @@ class Contents:
 
     def __init__(self, folder: str):
         self.digest, self.folder, self.images = hashlib.sha256(), folder, 0
-        self.seen: dict[int, tuple[int, object]] = {}  # by id, each object with parts and its number
+        self.seen = {}  # by id, each object with parts and its number
 
     def add_text(self, kind: str, text: str) -> None:
         self.digest.update(f"{kind} {len(text)} {text}\n".encode(errors="surrogatepass"))

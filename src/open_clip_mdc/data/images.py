@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .csv_pairs import CsvRows
 
 Transform = Callable[[Image.Image], Tensor]  # from an RGB image to what a model takes, [3, H, W]
+Pairs = Iterator[tuple[Tensor, Tensor]]  # of an image and the ids of a caption, or batches of these
 MAX_PIXELS = 160_000_000  # as the header says: the largest cameras have 151 million, and half a gigabyte is decoded
 MAX_ASPECT = 100  # a narrower image, resized by its shorter side, would fill the memory
 
@@ -47,12 +48,10 @@ class Source(NamedTuple):
 
 def named_samples(shard: Path, lacking: list[str] | None = None) -> Iterator[tuple[str, dict]]:
     """Yield name and sample of each with an image: KEY, or KEY#NUMBER if a key comes again. `lacking` lists others."""
-    keys: set[str] = set()
-    lacking = [] if lacking is None else lacking
+    keys, lacking = set(), [] if lacking is None else lacking
     for number, sample in enumerate(read_samples(str(shard))):
-        key = sample["__key__"]
         if image_member(sample):
-            yield unique(key, number, keys), sample
+            yield unique(sample["__key__"], number, keys), sample
         else:
             lacking.append(without_image(sample))
     if lacking and not keys:
@@ -80,8 +79,7 @@ def read_images(paths: "list[Path | CsvRows]") -> Iterator[Source]:
         if not is_shard(path):
             yield Source(str(path), path)
             continue
-        lacking: list[str] = []
-        no_texts: list[str] = []
+        lacking, no_texts = [], []
         try:
             for key, sample in named_samples(path, lacking):
                 try:
@@ -197,7 +195,7 @@ class Images(Dataset):
         number, rows = numbered
         with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
             if self.seed is not None:
-                torch.manual_seed(int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]))
+                torch.manual_seed(np.random.SeedSequence([self.seed, number]).generate_state(1).item())
             return self.decode(rows)
 
     def decode(self, rows: list[Source]) -> Batch:
@@ -256,14 +254,14 @@ def data_url(content: bytes, mime: str) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
-def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Iterator[tuple[Tensor, Tensor]]:
+def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Pairs:
     """Yield image [3, H, W] and caption [L] of each sample that has both. The first of several captions is taken."""
     for sample, captions in captioned(sample for shard in shards for sample in read_samples(shard)):
         image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
         yield transform(image), tokenizer(captions[0])[0]
 
 
-def decoded(samples: Iterable[dict], transform: Callable = lambda image: image) -> Iterator[tuple[bytes, dict]]:
+def decoded(samples: Iterable[dict], transform: Callable) -> Iterator[tuple[bytes, dict]]:
     """Yield the bytes of each `captioned` sample's image, and `image`, transformed, with `text`. Logs damaged ones."""
     for sample, captions in captioned(samples):
         content = sample[image_member(sample)]
@@ -277,7 +275,7 @@ def decoded(samples: Iterable[dict], transform: Callable = lambda image: image) 
 
 def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:
     """Yield `image` and `text` of each sample that training can use."""
-    return (pair for _, pair in decoded(samples))
+    return (pair for _, pair in decoded(samples, as_it_is))
 
 
 def stored(image: bytes, name: str) -> tuple[str, bytes]:
@@ -288,7 +286,7 @@ def stored(image: bytes, name: str) -> tuple[str, bytes]:
         return "png", encode_png(decode_image(BytesIO(image), name))
 
 
-def batched(pairs: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batched(pairs: Pairs, size: int) -> Pairs:
     """Yield image [size, 3, H, W] and text [size, L]. The last batch may be smaller."""
     while rows := list(islice(pairs, size)):
         yield tuple(map(torch.stack, zip(*rows, strict=True)))

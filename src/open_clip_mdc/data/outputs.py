@@ -2,10 +2,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
 
 from .files import AnyPath, lock, open_own, try_output
 
@@ -32,15 +31,15 @@ OF_FILES = {suffix for flags in OUTPUTS.values() for suffixes in flags.values() 
         "arrow avif bin bmp ckpt csv feather gif gz h5 hdf5 jpeg jpg jsonl log md msgpack npy npz onnx parquet pdf "
         "pickle pkl safetensors sqlite svg tar tgz tif tiff tsv txt webp xlsx yaml yml zip").split()}
 # For each command: the file that it writes beside OUT and that no flag names.
-BESIDE: dict[str, Callable[[Path], Path]] = {
+BESIDE = {
     "vq": lambda out: out.with_name(f"{out.name}.png"),  # the contact sheet of `vq fit`
 }
 RESUMED = ("caption", "search")  # with the journal OUT.part
 OR_TABLES = ("caption", "score")  # their --out may also be a folder, with a table for each shard
-APPENDED: set[str] = set()  # their --out is itself the journal
+APPENDED = set()  # their --out is itself the journal
 MAKE_PARENTS = {"scenes", "fetch", "finetune", "card", "prepare", "export"}
 
-HELD: dict[Path, BinaryIO] = {}  # locks of default names
+HELD = {}  # the open files of locks, by path, which reserve default names
 
 
 class Default(str):

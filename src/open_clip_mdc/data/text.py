@@ -48,8 +48,7 @@ def decode_text(content: bytes, path: AnyPath) -> str:
         text = content.decode(encoding)
     except UnicodeDecodeError as problem:
         before = content[:problem.start].decode(encoding, "ignore")
-        line = 1 + len(re.findall("\r\n|\r|\n", before))
-        raise no_text(path, line, problem) from problem
+        raise no_text(path, 1 + len(re.findall("\r\n|\r|\n", before)), problem) from problem
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
