@@ -108,6 +108,5 @@ def first_lines(problem: Exception) -> str:
     """Return the reason of an exception in one line of some 200 characters. PyTorch lists all keys that misfit."""
     text = f"it is damaged ({problem.strerror.lower()})" if getattr(problem, "strerror", None) else str(problem)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(problem).__name__]
-    if lines[0].startswith("Error(s) in loading") and len(lines) > 1:
-        lines = lines[1:]
-    return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}..."
+    line = lines[1] if lines[0].startswith("Error(s) in loading") and len(lines) > 1 else lines[0]
+    return line if len(line) < 200 else f"{line[:200]}..."

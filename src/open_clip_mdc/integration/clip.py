@@ -13,7 +13,7 @@ def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
     import open_clip
     if ":" in name:
         model, transform, tokenizer = checkpoints.load(name, device=device)
-    elif pretrained is not None and os.path.exists(pretrained):
+    elif os.path.exists(pretrained or ""):
         model, transform, tokenizer = checkpoints.load(pretrained, name, device)
     elif pretrained in open_clip.list_pretrained_tags_by_model(name):
         try:

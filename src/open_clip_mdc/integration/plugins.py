@@ -37,7 +37,7 @@ def load_plugin(name: str) -> None:
     from ..objectives.registry import OBJECTIVES  # it imports torch
     try:
         _load(name)
-    except ValueError:  # so that a file can be mended and loaded again
+    except BaseException:  # so that a file can be mended and loaded again
         if name.endswith(".py") and key not in modules:
             sys.modules.pop(key, None)
             for own in [each for each, objective in OBJECTIVES.items() if objective.corrupt.__module__ == key]:
@@ -81,9 +81,5 @@ def _import_file(path: Path) -> ModuleType:
         raise ValueError(f"a module {path.stem} is loaded already: give the file another name")
     spec = spec_from_file_location(path.stem, path.resolve())
     module = sys.modules[path.stem] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise
+    spec.loader.exec_module(module)
     return module
