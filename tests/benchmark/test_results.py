@@ -14,7 +14,6 @@ from models import Loaded, fail, labelled_webdataset, order_data, save_clip
 
 from clip_benchmark_ext import cli, results
 from clip_benchmark_ext import run as run_module
-from clip_benchmark_ext.flags import Flags
 from clip_benchmark_ext.models import resolve
 from open_clip_mdc.environment import commit
 
@@ -187,7 +186,7 @@ def test_results_of_the_packaged_captioner_are_of_photo_wherever_it_is_installed
     assert Path(name.removeprefix("local-dir:")).is_absolute() and about["settings"]["weights_sha256"]
     assert about["model"] == about["pretrained"] == "photo" and results.named_files("clip", name)
     assert results.file_name("{pretrained_full_path}_{model}_{dataset}.json", args) == "photo_photo_tiny.json"
-    assert results.output_file(args, Flags(alpha=0.5), ("scorer", "alpha"), True) == Path(
+    assert results.output_file(args, results.Flags(alpha=0.5), ("scorer", "alpha"), True) == Path(
         "tiny_photo_photo_en_linear_probe_alpha-0.5_seed-3.json")
 
 

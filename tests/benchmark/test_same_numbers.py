@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 import pytest
-from conftest import make_image, read_json, write_json
+from conftest import picture, read_json, write_json
 from models import Loaded, captioned_webdataset, fail, labelled_webdataset, order_data, save_clip
 from safetensors.torch import load_file
 
@@ -98,9 +98,8 @@ def swap_captions(path: Path) -> None:
 
 
 def sugar_crepe(root: Path) -> Path:
-    (root / "val2017").mkdir(parents=True)
     for i in range(4):
-        make_image(i).save(root / "val2017" / f"{i}.bmp")
+        picture(root / "val2017" / f"{i}.bmp", i)
     write_json(root / "swap_att.json", {str(i): {
         "filename": f"{i}.bmp", "caption": f"a red dog {i}", "negative_caption": f"a dog red {i}"} for i in range(4)})
     return root
@@ -109,8 +108,7 @@ def sugar_crepe(root: Path) -> Path:
 def class_folders(root: Path) -> Path:
     for split in ("train", "val"):
         for i in range(6):
-            (root / split / f"n{i % 2}").mkdir(parents=True, exist_ok=True)
-            make_image(i).save(root / split / f"n{i % 2}" / f"{i}.bmp")
+            picture(root / split / f"n{i % 2}" / f"{i}.bmp", i)
     return root
 
 
@@ -119,7 +117,7 @@ KINDS = {  # data, flags, and changes of some of its files
     "sugar_crepe": (sugar_crepe, ("--dataset", "sugar_crepe/swap_att"), [
         (swap_captions, "swap_att.json"), (swap, "val2017/0.bmp", "val2017/1.bmp")]),
     "aro": (lambda root: order_data(root, images=3), ("--dataset", "aro/coco_order"), [
-        (lambda path: make_image(9).save(path), "val2014/0.png")]),
+        (lambda path: picture(path, 9), "val2014/0.png")]),
     "labels": (lambda root: labelled_webdataset(root, ["red", "blue", "green"], ["a {c}"], 9), PROBE, [
         (rotate_labels, "test/0.tar"), (rotate_labels, "train/0.tar")]),
     "class names": (lambda root: labelled_webdataset(root, ["red", "dog"], ["a {c}", "b {c}"], 6), PROBE[:2], [

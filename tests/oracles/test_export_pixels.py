@@ -95,7 +95,6 @@ def test_the_packaged_captioner_of_feature_maps_goes_to_timm_and_its_card_shows_
     blocks = [text.partition("```")[0] for text in card.split("```python\n")[1:]]
     assert len(blocks) == 2
     for block in blocks:
-        names = {}
         with torch.no_grad():
-            exec(block, names)
+            exec(block, names := {})
         assert (names["feature"] - expected[:1]).abs().max() < 1e-4

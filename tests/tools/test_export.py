@@ -185,9 +185,8 @@ def test_the_card_tells_the_run_and_its_code_runs(out, model, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 5
     for block in blocks:
-        names = {}
         with torch.no_grad():
-            exec(block, names)
+            exec(block, names := {})
         if "feature" in names and "zeros" not in block:
             assert (names["feature"] - feature).abs().max() < (0.2 if "CLIPImageProcessor" in block else 1e-5), block
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import png, run_tool, write_run
-from PIL import Image
+from conftest import picture, png, run_tool, write_run
 
 from clip_benchmark_ext.cli import main as benchmark
 from open_clip_mdc import register, train, unregister
@@ -37,9 +36,8 @@ def place(tmp_path_factory) -> Path:
     for name, size in (("bare.pt", None), ("cut.pt", 5000), ("unknown/checkpoints/epoch_1.pt", None)):
         (folder / name).write_bytes(weights[:size])
     torch.save({"state_dict": {}}, folder / "nameless" / "checkpoints" / "epoch_1.pt")
-    (folder / "images").mkdir()
     for i in range(34):
-        Image.new("RGB", (32, 32), (7 * i, 0, 0)).save(folder / "images" / f"{i}.png")
+        picture(folder / "images" / f"{i}.png", i, 32)
     rows = "".join(f"{folder}/images/{i}.png\ta dog\n" for i in range(34))
     (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
     (folder / "cut.csv.gz").write_bytes(gzip.compress(rows.encode())[:40])
