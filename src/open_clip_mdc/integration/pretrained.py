@@ -8,7 +8,7 @@
 Dimensions: B images, C captions of an image, L positions, P patches, D width, E embedding, H and W pixels.
 """
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -115,8 +115,8 @@ class PretrainedCaptioner:
         """
         return self._encode(lambda x: self.model.encode_image(x, normalize), images, batch_size)
 
-    def encode_text(self, captions: str | Sequence[str], normalize: bool = False) -> Tensor:
-        """Return embeddings of captions, float32 [C, E], on the CPU.
+    def encode_text(self, captions: Captions, normalize: bool = False) -> Tensor:
+        """Return embeddings of captions, of nested lists one after another, float32 [C, E], on the CPU.
 
         Raises ValueError if a caption is longer than the context, or the model was trained without a contrastive loss.
         """
