@@ -262,7 +262,6 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
 
 
-
 def settings_of(args: Namespace) -> Settings:
     return Settings(args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, args.device, args.amp)
 

@@ -24,6 +24,7 @@ NOT_TOLD = set(
     "debug distributed distill log_level report_to wandb_notes wandb_project_name copy_codebase pretrained_image_path "
     "pretrained_text_path imagenet_val imagenet_v2 cache_dir dist_url dist_backend".split())
 
+
 def training_flags(weights: str | None) -> dict[str, str]:
     """Return the flags of open_clip_train in a checkpoint's run folder that differ from their defaults."""
     params = params_file(Path(weights or ""))
