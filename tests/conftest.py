@@ -299,6 +299,11 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def image() -> torch.Tensor:
+    return 3 * images(5, seed=1)
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     """The test's folder as the working directory."""

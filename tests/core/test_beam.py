@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import images, seeded, untrained_captioner
+from conftest import seeded, untrained_captioner
 from scipy.stats import chisquare
 
 from open_clip_mdc.decoding.beam import beam_search, next_log_probs, sample
@@ -22,11 +22,6 @@ def model():
     torch.nn.init.normal_(model.text.output.weight, std=0.3)  # peaked, so that captions differ and some end early
     torch.nn.init.normal_(model.text.positional_embedding, std=0.3)
     return model
-
-
-@pytest.fixture(scope="module")
-def image():
-    return 3 * images(5, seed=1)
 
 
 def searched(model, image, **options):

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import images, tiny_captioner
+from conftest import tiny_captioner
 from open_clip.tokenizer import SimpleTokenizer
 
 from open_clip_mdc.decoding.confidence import fully_masked, guided, tokenize_with_masks, unmask_by_confidence
@@ -23,11 +23,6 @@ def model():
     torch.nn.init.normal_(model.text.positional_embedding, std=0.5)
     torch.nn.init.normal_(model.length_head.weight, std=0.1 * model.length_head.narrowing)
     return model
-
-
-@pytest.fixture(scope="module")
-def image():
-    return 3 * images(5, seed=1)
 
 
 def network(model, image):

@@ -7,7 +7,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
-from conftest import complaint_of, make_image, read_json, run_folder, write_json
+from conftest import complaint_of, make_image, read_json, refused, run_folder, write_json
 from safetensors.torch import load_file
 from training import equal
 
@@ -78,6 +78,9 @@ def test_the_highest_stored_epoch_is_taken_by_tools_and_resume_whatever_names_an
         runs.bring_latest(args)  # upstream then looks at epoch_latest.pt alone
         kept = run / "checkpoints"
         assert (kept / "epoch_latest.pt").read_bytes() == (kept / f"{taken}.pt").read_bytes()
+    for epoch in (9, 10):
+        os.makedirs(tmp_path / f"epoch_{epoch}" / ".metadata")
+    assert "epoch_10 is a sharded" in refused(FileNotFoundError, runs.latest_checkpoint, tmp_path)
 
 
 @pytest.fixture

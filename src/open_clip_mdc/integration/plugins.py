@@ -51,7 +51,9 @@ def _load(name: str) -> None:
         module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
     except Exception as problem:  # a plug-in is anybody's code
         raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
-    rows = Path(module.__file__ or "").with_suffix(".json")
+    if not module.__file__:
+        raise ValueError(f"--plugin {name} is a folder without __init__.py: give a file, NAME.py, or a module")
+    rows = Path(module.__file__).with_suffix(".json")
     if rows.is_file():
         try:
             configs.add_rows(json.loads(rows.read_text(encoding="utf-8"))["rows"])
