@@ -71,7 +71,7 @@ def beside_the_model(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
     parsed = tools.parse(caption(args, args.scenes / "val" / "00000.tar", "--out", out / "tables"))
     (unit,) = bulk.find_units(parsed.paths)
     shard = caption_tool.worker(parsed, [unit], 0)
-    loaded = shard.keywords["loaded"]
+    loaded = caption_tool.load_captioner(parsed)
     batches = [loaded.from_bytes(batch.image) for batch in Images([unit], loaded.to_bytes, parsed.batch_size).loader(0)]
     sides = {"model": lambda: [loaded.model.generate(x, length=int(LENGTH), return_trace=True) for x in batches],
              "shard": lambda: shard(unit, out / "00000.parquet")}

@@ -44,6 +44,7 @@ IMPORTED = {
     "open_clip.transformer:ResidualAttentionBlock": "tells the blocks that other libraries have too",
     "open_clip.transformer:VisionTransformer": "attn_pool decides which feature of CLIP is probed",
     "open_clip.utils:to_2tuple": "an image size of one number or two becomes two",
+    "timm.layers:to_2tuple": "the same, and always a tuple",
     "open_clip_train.data:CsvDataset": "the data set of a CSV file, of which we name what cannot be read",
     "open_clip_train.data:DataInfo": "what upstream's data functions return",
     "open_clip_train.data:ResampledShards2": "its worker_seed is set, for --dataset-resampled",
