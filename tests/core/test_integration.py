@@ -76,7 +76,6 @@ IMPORTED = {
     "clip_benchmark.metrics.zeroshot_classification:run_classification": "a CLIP model's logits are upstream's",
     "clip_benchmark.metrics.zeroshot_classification:zero_shot_classifier": "the same",
     "clip_benchmark.metrics.zeroshot_retrieval:evaluate": "a CLIP model's retrieval is upstream's",
-    "clip_benchmark.metrics.zeroshot_retrieval:recall_at_k": "recall by likelihood is counted as by cosine",
     "clip_benchmark.models:load_clip": "models that are no captioners",
     "clip_benchmark.models.nllb_clip:set_language": "as upstream does for these models",
 }
