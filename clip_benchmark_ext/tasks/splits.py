@@ -27,9 +27,9 @@ class Splits(NamedTuple):
 def load_splits(job: Job, batches: DataLoader, encode: Encode, kind: str) -> Splits:
     """Return the splits, after encoding by `encode` what is not cached. `kind` names the features in the cache key."""
     args, loaders = job.args, job.load_splits(batches)
-    held_out = HELD_OUT if args.val_proportion is None else args.val_proportion
-    if args.fewshot_epochs < 1 or not 0 < held_out < 1:
-        raise ValueError(f"--fewshot_epochs {args.fewshot_epochs}, --val_proportion {held_out}: give at least 1 epoch, "
+    share = HELD_OUT if args.val_proportion is None else args.val_proportion
+    if args.fewshot_epochs < 1 or not 0 < share < 1:
+        raise ValueError(f"--fewshot_epochs {args.fewshot_epochs}, --val_proportion {share}: give at least 1 epoch, "
                          "and a share between 0 and 1")
     towers = "".join(map(fingerprint, (job.model.trained, job.model.untrained)))
     caches = {}
@@ -41,7 +41,7 @@ def load_splits(job: Job, batches: DataLoader, encode: Encode, kind: str) -> Spl
     if "val" in caches:
         learn = TokenCache([*caches["train"].files, *caches["val"].files])
         return Splits(learn, torch.arange(count), torch.arange(count, len(learn)), caches["test"])
-    held_out = max(round(count * held_out), 1)
+    held_out = max(round(count * share), 1)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(args.seed))
     if held_out >= count:
         raise ValueError(f"{held_out} of {count} training images would be held out: give more images, or another "

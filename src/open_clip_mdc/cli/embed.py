@@ -14,7 +14,7 @@ import argparse
 
 import pyarrow as pa
 import torch
-from open_clip.utils import to_2tuple
+from timm.layers import to_2tuple
 
 from ..bulk import units as bulk
 from ..data.images import Batch

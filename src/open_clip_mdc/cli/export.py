@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 import open_clip
 import torch
 from open_clip.transformer import QuickGELU
-from open_clip.utils import to_2tuple
 from PIL import Image
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from ..data import weights
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> None:
     logging.getLogger("timm").setLevel(logging.ERROR)
     loaded = load(args.pretrained, args.model, "cpu")  # as are the networks that `compare` runs
     visual, found = loaded.model.visual, find(args.pretrained, args.model)
-    visual.image_size = tuple(to_2tuple(visual.image_size))  # one number in a ResNet
+    visual.image_size = to_2tuple(visual.image_size)  # one number in a ResNet
     out = Path(args.out)
     with new_folder(out) as folder:
         done = write_all(loaded, found.model_name, args.to, folder)

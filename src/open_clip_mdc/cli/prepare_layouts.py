@@ -98,7 +98,7 @@ def read_shards(shards: list[str], key: str) -> Iterator[Sample]:
 
 def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
     """Return the images of a folder with the captions in the .txt, .caption or .json of the same name."""
-    found, folders, some = [], {}, False
+    found, folders, captioned = [], {}, False
     for path in images:
         try:
             beside = files_beside(path, folders)
@@ -106,11 +106,11 @@ def read_beside(folder: Path, images: list[Path], key: str) -> list[Sample]:
             sample = {suffix: read_file(file, LARGEST_TEXT) for suffix, file in files.items()}
             text = next((decode_text(sample[suffix], files[suffix]) for suffix in BESIDE[:2] if suffix in files), "")
             captions, seen = captions_of(sample, text, key)
-            some |= bool(files)
+            captioned |= bool(files)
         except (OSError, ValueError) as problem:
-            captions, seen, some = None, f": {problem}", True
+            captions, seen, captioned = None, f": {problem}", True
         found.append(Sample(str(path.relative_to(folder)), path, captions, seen))
-    if not some:
+    if not captioned:
         raise ValueError(f"{folder} has no captions: none of its {len(found)} images has a .txt, .caption or .json "
                          f"beside it, and there is no metadata.csv or metadata.jsonl")
     return found

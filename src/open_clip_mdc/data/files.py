@@ -189,8 +189,8 @@ def parse_json(text: str | bytes, place: object = None, **options) -> object:
 def json_object(text: str | bytes) -> dict:
     """Return a JSON object, {} for any other text."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+        content = parse_json(text)
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 

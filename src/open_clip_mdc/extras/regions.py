@@ -9,7 +9,7 @@ Dimensions: B images, G = 1 + g^2 regions, P patches of a region, D width.
 """
 import torch
 import torch.nn.functional as F
-from open_clip.utils import to_2tuple
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from ..models.towers import TOWERS, Tower, patch_tokens, tower

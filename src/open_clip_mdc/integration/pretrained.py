@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from open_clip.utils import to_2tuple
 from PIL import Image
+from timm.layers import to_2tuple
 from torch import Tensor
 
 from ..data.images import Transform, open_image

@@ -45,15 +45,15 @@ def latest_checkpoint(folder: Path) -> Path:
     """
     found = sorted(filter(Path.is_file, folder.glob("epoch_*.pt")))
     if not found:
-        if sharded := max((path.parent for path in folder.glob("epoch_*/.metadata")), key=by_name, default=None):
+        if sharded := max((path.parent for path in folder.glob("epoch_*/.metadata")), key=epoch_in_name, default=None):
             raise FileNotFoundError(f"{sharded} is a sharded checkpoint: make it one file by python -m torch."
                                     f"distributed.checkpoint.format_utils dcp_to_torch {sharded} {sharded}.pt")
         raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
     return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
 
 
-def by_name(path: Path) -> float:
-    """Return the epoch that the name of a checkpoint says, -1 if it says none."""
+def epoch_in_name(path: Path) -> float:
+    """Return the epoch in the name of a checkpoint, infinity for epoch_latest, and -1 for any other name."""
     number = path.stem.removeprefix("epoch_")
     return math.inf if number == "latest" else int(number) if number.isdecimal() else -1
 
@@ -64,8 +64,8 @@ def _latest(found: tuple) -> Path:
     if len(paths) == 1:
         return paths[0]
     epochs = {path: stored_epoch(path) for path in paths}  # None if it cannot be read
-    expected = max(paths, key=by_name)
-    best = max(paths, key=lambda path: (-1 if epochs[path] is None else epochs[path], by_name(path)))
+    expected = max(paths, key=epoch_in_name)
+    best = max(paths, key=lambda path: (-1 if epochs[path] is None else epochs[path], epoch_in_name(path)))
     if over := [path for path in paths if path != best and (path == expected or epochs[path] is None)]:
         told = ", ".join(f"{path.name} ({'cannot be read' if epochs[path] is None else f'epoch {epochs[path]}'})"
                          for path in over)
