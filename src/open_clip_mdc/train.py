@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> int | None:
             sys.exit(f"error: {of_worker(problem)}")
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"
         raise Refusal(f"{flag} holds no weights of {args.model}: {first_lines(problem)}") from None
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted: to resume after its last checkpoint, add --resume latest --name {args.name or 'NAME'}")
     finally:
         for child in multiprocessing.active_children():
             if not child.daemon:  # that of --remote-sync, for which Python would wait for ever

@@ -1,8 +1,9 @@
 """Claims about flags, data and checkpoints that cannot train."""
 import pytest
 import torch
+from conftest import run
 from PIL import Image
-from training import open_clip_train
+from training import open_clip_train, train_flags
 
 from open_clip_mdc import train
 from open_clip_mdc.data.images import encode_png
@@ -12,6 +13,18 @@ from open_clip_mdc.integration.openclip import MAJOR
 
 pytestmark = pytest.mark.usefixtures("registered_for_training")
 PNG = encode_png(Image.new("RGB", (8, 8)))
+# A training that gets Ctrl-C once its first checkpoint is there.
+CTRL_C = """
+import os, signal, threading, time
+def stop():
+    while not os.path.exists({first!r}):
+        time.sleep(.01)
+    os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background lacks
+threading.Thread(target=stop, daemon=True).start()
+from open_clip_mdc.train import main
+main({flags!r})
+"""
 
 
 def warnings(csv, *flags) -> list[str]:
@@ -89,11 +102,12 @@ def test_a_run_without_an_epoch_left_and_16_bit_weights_are_warned_of(csv, tmp_p
 
 def test_flags_that_change_nothing_are_said_to(csv):
     on_cpu = (csv, "--device", "cpu", "--model")
-    flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--train-num-samples")
+    flags = ("--local-loss", "--gather-with-grad", "--lock-image-freeze-bn-stats", "--epochs-cooldown", "2",
+             "--train-num-samples")
     locked = warnings(*on_cpu, "MDC-ViT-Ti-8", "--lock-image", "--force-patch-dropout", "0.5")
     assert "--force-patch-dropout has no effect with --lock-image" in locked[0]
     found = warnings(*on_cpu, "MDC-ViT-Ti-8", *flags, "9", "--lock-image-unlocked-groups", "1")
-    assert len(found) == 5 and all(f"{flag} has no effect" in " ".join(found) for flag in flags)
+    assert len(found) == 6 and all(f"{flag} has no effect" in " ".join(found) for flag in flags if flag[0] == "-")
     assert not warnings(*on_cpu, "MDC-ViT-Ti-8")
     assert not warnings(*on_cpu, "ViT-B-32", "--local-loss", "--gather-with-grad")
 
@@ -112,3 +126,11 @@ def test_a_run_that_ends_early_does_not_wait_for_its_copies_elsewhere(tmp_path, 
     ended = open_clip_train("--val-data", scenes / "val" / "00000.tar", "--dataset-type", "webdataset",
                             "--remote-sync", tmp_path / "far", "--remote-sync-protocol", "fsspec", logs=tmp_path)
     assert "NELBO" in ended.stderr
+
+
+def test_ctrl_c_says_in_one_line_how_to_resume(csv, tmp_path):
+    script = CTRL_C.format(first=f"{tmp_path}/run/checkpoints/epoch_1.pt", flags=train_flags(
+        "--batch-size", "12", "--epochs", "999", data=csv, logs=tmp_path))
+    ended = run("python", "-c", script, check=False, fork=True)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert ended.stderr.endswith("\ninterrupted: to resume after its last checkpoint, add --resume latest --name run\n")

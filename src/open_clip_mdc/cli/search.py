@@ -133,9 +133,8 @@ def run(args: argparse.Namespace) -> None:
     with loaded.autocast():
         prior = None if blind is None else log_likelihood(loaded.model, None, text[None], blind=blind)[0].tolist()
     part, wanted, first = Path(f"{args.out}.part"), {}, {}
-    key = {"model": fingerprint(loaded.model), "precision": loaded.precision, "sentences": sentences}
-    if args.cache_features:
-        key |= {"tokens": "16 bit"}
+    key = {"model": fingerprint(loaded.model), "precision": loaded.precision, "sentences": sentences,
+           **({"tokens": "16 bit"} if args.cache_features else {})}
     images = read(paths)
     if clip:
         first = cosines(args, clip, paths, sentences, loaded.device, Path(f"{part}.clip"))
@@ -159,12 +158,10 @@ def run(args: argparse.Namespace) -> None:
         found |= {name: rows[name]["scores"] for name in batch.names if not wanted or name in wanted}
         skipped += batch.problems
     complain_of_none(found, skipped)
-    hits = []
-    for s, sentence in enumerate(sentences):
-        hits.append([])
-        for rank, (name, score) in enumerate(best(found, s, args.top).items(), 1):
-            own = {} if prior is None else {"blind": prior[s], "debiased": score - prior[s]}
-            hits[-1].append({"sentence": sentence, "rank": rank, "image": name, "score": score, **own})
+    hits = [[{"sentence": sentence, "rank": rank, "image": name, "score": score,
+              **({} if prior is None else {"blind": prior[s], "debiased": score - prior[s]})}
+             for rank, (name, score) in enumerate(best(found, s, args.top).items(), 1)]
+            for s, sentence in enumerate(sentences)]
     if args.html:
         facts = {"Checkpoint": shown(args.pretrained, args.html), "Images": str(len(first or found))}
         if mean:

@@ -274,6 +274,8 @@ def flags_without_effect(args, table: bool) -> Iterator[str]:
             (not args.lock_image, "without --lock-image", {"lock_image_unlocked_groups": 0}),
             (locked, "with --lock-image", {"image_lr_scale": None, "learn_image_bn_stats": False,
                                            "force_patch_dropout": None}),
+            (args.lr_scheduler != "const-cooldown", "without --lr-scheduler const-cooldown",
+             {"epochs_cooldown": None, "lr_cooldown_end": 0.0, "lr_cooldown_power": 1.0}),
             (table, "on a CSV file", OF_SHARDS), (is_captioner(args.model), "on a captioner", of_captioners)):
         for name, default in flags.items() if applies else ():
             if getattr(args, name, default) != default:
