@@ -173,7 +173,7 @@ photos: SEEDS := $(or $(SEEDS),0)
 tries: SEEDS := $(or $(SEEDS),1)
 rates: SEEDS := $(or $(SEEDS),10 11)
 tables $(TABLES) $(ARTICLE): | .venv/installed
-	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter photos,$@),likelihoods)
+	+@$(EXPERIMENT) --tables $(if $(filter tables,$@),$(TABLES),$@) $(if $(filter photos,$@),likelihoods words)
 
 # Run one claim of experiments/results/claims.csv and compare it with the archive. Write all pages and figures.
 .PHONY: reproduce results

@@ -38,7 +38,7 @@ TITLES = {
     "mcdiffusion": "Verdicts on MC-Diffusion's claims", "views": "Verdicts on two views",
     "curves": "Learning curves", "photos": "Captions of photographs by a decoder on a trained encoder",
     "tries": "Other blocks and shares, ARC first, and consensus, on validation photographs",
-    "likelihoods": "Which caption or word fits a photograph",
+    "likelihoods": "Which caption or word fits a photograph", "words": "Hidden words of each kind",
     "towers": "A trained encoder after training by each objective",
     "epochs": "Few photographs, many epochs", "repetition": "Verdicts on many epochs of few photographs",
     "contexts": "One network, two contexts",

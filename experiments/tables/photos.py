@@ -4,6 +4,7 @@
                  photographs. The encoder is locked, or trained in the last epoch (SCALE=photos-unlocked)
     tries        what else may caption better, by one training each: other blocks and shares, ARC first, consensus
     likelihoods  which caption or word fits a test photograph, by the same models
+    words        the same for words of each kind
     towers       encoders after training by each objective, beside the same encoder when it is locked
     epochs       the same few captions many times. Masked diffusion language models keep learning where autoregressive
                  ones overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
@@ -29,6 +30,7 @@ TRIES = {**{f"blocks of {sizes}": (f"blocks of {sizes}", LONG_BEAM) for sizes in
          "Mix, unmasked": ("Mix", RECIPES["MDC"][-1]),
          "Mix, consensus": ("Mix", (*BEAM, "--temperature", "0.5", "--samples", "8", "--select", "consensus")),
          **{f"{row} after ARC": (row, RECIPES[row][-1]) for row in ("MDC", "Mix", "blocks of 4")}}
+KINDS = ("colour", "number", "preposition", "noun", "verb")  # of hidden words
 CHOSEN_BY = "CIDEr"
 QUALITY = ("B@4", "METEOR", CHOSEN_BY)
 OBJECTIVES = ("MDC", "ARC", "CapPa")
@@ -61,16 +63,31 @@ def tries(scale: Scale) -> Iterator[Cell]:
         yield from caption_cells(scale, row, run, (*QUALITY, "words"), flags)
 
 
-def likelihoods(scale: Scale) -> Iterator[Cell]:
+def cloze(scale: Scale, metric: str) -> Evaluation:
     test = scale.captioning[-1]
+    return Evaluation("cloze", test.root, (test.dataset,), metric)
+
+
+def likelihoods(scale: Scale) -> Iterator[Cell]:
     for objective in RECIPES if "likelihoods" in scale.tables else ():
         run = run_of(scale, objective, locked=not scale.free)
         columns = selections(scale, "_debiased")
         if objective != "blocks of 4":  # they would take 90 minutes of a core
-            columns |= {f"hidden word{kind.replace('_', ', ')}": Evaluation(
-                "cloze", test.root, (test.dataset,), f"choice_acc{kind}") for kind in ("", "_blind")}
+            columns |= {f"hidden word{way.replace('_', ', ')}": cloze(scale, f"choice_acc{way}")
+                        for way in ("", "_blind")}
         for column, evaluation in columns.items():
             yield Cell(objective, column, run, evaluation)
+
+
+def words(scale: Scale) -> Iterator[Cell]:
+    for kind in KINDS if "words" in scale.tables else ():
+        for objective in ("MDC", "Mix", "ARC"):
+            for column, metric in (("filled in", "cloze_acc_{}"), ("filled in, blind", "cloze_acc_{}_blind"),
+                                   ("choice", "choice_acc_{}"), ("choice, blind", "choice_acc_{}_blind"),
+                                   ("majority", "majority_acc_{}")):
+                if objective != "ARC" or not column.startswith("filled"):  # it reads the words to the left only
+                    yield Cell(f"{kind}, {objective}", column, run_of(scale, objective, locked=not scale.free),
+                               cloze(scale, metric.format(kind)), competes=False)
 
 
 def towers(scale: Scale) -> Iterator[Cell]:
@@ -118,4 +135,5 @@ def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None
                xticks=EPOCHS, xticklabels=EPOCHS)
 
 
-TABLES = {"photos": photos, "tries": tries, "likelihoods": likelihoods, "towers": towers, "epochs": epochs}
+TABLES = {"photos": photos, "tries": tries, "likelihoods": likelihoods, "words": words, "towers": towers,
+          "epochs": epochs}

@@ -144,7 +144,7 @@ def photos(name: str, base: str, image: str, size: str = "224") -> Scale:
         captioning=(Captioning("{out}/data/val", "wds/val", "validation", None, ("10",)),
                     Captioning("{out}/data/captions", "wds/captions", "test", None, ("10",))),
         prepare=(made("val", "open_clip_mdc prepare shards --test {data}/val"), PHOTO_CAPTIONS, PHOTO_PAIRS),
-        tables=("photos", "tries", "likelihoods"), image=image, tuning=Tuning(1e-3, 0.1, 64, epochs=2),
+        tables=("photos", "tries", "likelihoods", "words"), image=image, tuning=Tuning(1e-3, 0.1, 64, epochs=2),
         fetch=(("{data}/../probe", PROBES.format("vtab-cifar10", "{data}/../probe/cifar10")),
                ("{data}", "open_clip_mdc fetch flickr8k --out RAW; open_clip_mdc prepare flickr8k --images "
                           "RAW/Flicker8k_Dataset --annotations RAW/dataset_flickr8k.json --out {data}")),

@@ -95,6 +95,13 @@ def test_a_map_leaves_the_whole_photograph_to_be_seen():
     assert seen[0, 0] == 1 > seen[0, 1] > seen[1, 0] > seen[1, 1] > 0.33
 
 
+def test_a_map_that_was_deleted_is_asked_for_again(demo):
+    [show_map] = [each.fn for each in app.build(demo).fns.values() if each.name == "show_map"]
+    assert show_map(0, ["a map"]) == "a map"
+    with pytest.warns(UserWarning, match="caption the photograph again"):
+        assert show_map(0, []) is None
+
+
 def test_no_file_of_this_machine_but_an_upload_is_read(demo, folder, monkeypatch):
     with served(demo, folder, monkeypatch) as url:
         def ask(path: str) -> str:

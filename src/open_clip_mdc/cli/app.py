@@ -171,6 +171,11 @@ def build(demo: Demo):
     def say(path, text=None):
         return show(*demo.caption(path, text))
 
+    def show_map(word, maps):
+        if maps:
+            return maps[word]
+        gr.Warning("the maps were deleted after ten minutes: caption the photograph again")
+
     alone = {"concurrency_id": "model", "concurrency_limit": 1}  # word_maps hooks the model: one caption at a time
     header = ["sentence", "log p(c|i)", "log p(c)", "debiased"][:2 if demo.blind is None else 4]
     with gr.Blocks(title="open_clip_mdc", analytics_enabled=False, delete_cache=(KEPT / 10, KEPT)) as page:
@@ -210,7 +215,7 @@ def build(demo: Demo):
         if not demo.loaded.model.causal:
             fill.click(told(say), [image, text], outputs, api_name="fill", **alone)
         rate.click(told(demo.score), [image, sentences], scores, api_name="score", **alone)
-        words.input(lambda chosen, maps: maps[chosen], [words, maps], where, api_name=False)
+        words.input(show_map, [words, maps], where, api_name=False)
     return page
 
 
