@@ -61,7 +61,7 @@ NUMBERS = [
     ("0 or more and below 1", 0, math.nextafter(1, 0), ("beta1", "beta2", "momentum", "force_patch_dropout")),
     ("above 0", ABOVE_0, math.inf, ("grad_clip_norm",)),
     ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
-    ("0 to 4294967295", 0, 2**32 - 1, ("seed",)),
+    ("0 to 4294901760", 0, 2**32 - 2**16, ("seed",)),  # OpenCLIP adds a process's number, and NumPy takes 32 bits
     ("above 0 and finite", ABOVE_0, GREATEST, ("image_lr_scale",)),
 ]
 
