@@ -1,6 +1,6 @@
 """Claims about captioners that learn to contrast, too."""
 import math
-import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
@@ -8,11 +8,11 @@ import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmark.models import evaluate
-from conftest import TEXT, VISION, captions, images, json_lines, run
+from benchmark.models import captioned_webdataset, evaluate
+from conftest import TEXT, VISION, captions, images, json_lines, run_tool
 from open_clip import ClipLoss, CustomTextCLIP
 from open_clip.loss import SigLipLoss
-from training import MAIN, equal, holds, losses, open_clip_train, open_clip_train_each, run_ranks, train_flags, weights
+from training import equal, holds, losses, open_clip_train, open_clip_train_each, run_ranks, train_flags, weights
 
 import open_clip_mdc
 from open_clip_mdc.extras.contrastive import ContrastiveLoss, OpenCLIPContrastiveCaptioner
@@ -159,17 +159,12 @@ def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_
         train_flags("--batch-size", "12", "--accum-freq", "2", *ACCUMULATE, name="parts", **arc),
         train_flags("--batch-size", "12", *ACCUMULATE, "--siglip", name="siglip", **arc))
     torch.testing.assert_close(weights(tmp_path, 1, "parts"), weights(tmp_path, 1, "whole"), atol=2e-5, rtol=1e-3)
-    first = contrastive_losses(tmp_path, "whole")[:2]  # the process keeps logging
-    assert first == pytest.approx(contrastive_losses(tmp_path, "parts")[:2], abs=1e-4) and first[0] > math.log(24)
+    whole, parts = (losses(tmp_path, name, "Contrastive_loss")[:2] for name in ("whole", "parts"))  # others log, too
+    assert whole == pytest.approx(parts, abs=1e-4) and whole[0] > math.log(24)
     bias = weights(tmp_path, 1, "siglip")["logit_bias"]
     loaded = open_clip_mdc.load(tmp_path / "siglip")
     assert bias != -10 and loaded.model.logit_bias == bias
     assert torch.equal(loaded.encode_text([["red"], ["blue"]]), loaded.encode_text(["red", "blue"]))
-
-
-def contrastive_losses(logs, name="run") -> list[float]:
-    log = (logs / name / "out.log").read_text()
-    return [float(x) for x in re.findall(r"Train Epoch.*?Contrastive_loss: ([\d.]+)", log)]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +180,8 @@ def trained(scenes, tmp_path_factory):
 
 
 def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
-    for values in (losses(trained), contrastive_losses(trained)):
+    for kind in ("Caption_loss", "Contrastive_loss"):
+        values = losses(trained, kind=kind)
         assert values[-1] < 0.7 * values[0]
     rows = json_lines(trained / "run" / "checkpoints" / "results.jsonl")
     assert rows[-1]["nelbo_per_token"] < rows[0]["nelbo_per_token"]
@@ -196,15 +192,12 @@ def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
 
 def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
     """The probe has 16 classes, so chance is 6 %. Of 64 images ten are 16 %."""
-    test = tmp_path / "retrieval" / "test"
-    test.mkdir(parents=True)
-    (test.parent / "dataset_type.txt").write_text("retrieval")
-    (test / "nshards.txt").write_text("1")
-    (test / "0.tar").symlink_to(scenes / "val" / "00000.tar")
+    pairs = captioned_webdataset(tmp_path / "pairs", {})
+    shutil.copy(scenes / "val" / "00000.tar", pairs / "test" / "0.tar")
     jobs = {
         "zeroshot_classification": ("wds/probe", scenes / "probe"),
         "image_caption_selection": ("sugar_crepe/swap_att", scenes / "sugarcrepe"),
-        "zeroshot_retrieval": ("wds/val", test.parent, "--recall_k", 10)}
+        "zeroshot_retrieval": ("wds/val", pairs, "--recall_k", 10)}
     model = ("--model", "mdc", "--pretrained", trained / "run", "--no_amp")
     found = {(task, scorer): evaluate(*model, "--task", task, "--dataset", name, "--dataset_root", root, *more,
                                       "--scorer", scorer)["metrics"]
@@ -217,8 +210,8 @@ def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes
 
 
 def test_it_still_captions_and_its_export_embeds_alike(trained, tmp_path):
-    run(*MAIN[:2], "open_clip_mdc", "export", "--pretrained", str(trained / "run"), "--out", str(tmp_path / "export"),
-        "--to", "open_clip", "timm", fork=True)
+    run_tool(["export", "--pretrained", str(trained / "run"), "--out", str(tmp_path / "export"), "--to", "open_clip",
+              "timm"])
     model, export = open_clip_mdc.load(trained / "run"), open_clip_mdc.load(tmp_path / "export")
     assert isinstance(model.model, Captioner)
     text, image = ["a red circle", "a blue square above a green star"], images(2)

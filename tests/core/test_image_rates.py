@@ -4,7 +4,7 @@ All runs are by the real command.
 """
 import pytest
 import torch
-from training import equal, open_clip_train_each, tower, train_flags, weights
+from training import checkpoint, equal, open_clip_train_each, tower, train_flags, weights
 
 import open_clip_mdc
 
@@ -27,7 +27,7 @@ def unlocked(tmp_path_factory):
     both = (*three, "--image-lr-scale", "0.1", "--wd", "0.5")
 
     def resumed(flags, name, epoch):
-        return train_flags(*flags, "--resume", logs / name / "checkpoints" / f"epoch_{epoch}.pt", logs=logs,
+        return train_flags(*flags, "--resume", checkpoint(logs, epoch, name), logs=logs,
                            name=f"{name}-{epoch}")
     open_clip_train_each(
         train_flags(*three, logs=logs, name="after-2"), resumed(three, "after-2", 1), resumed(three, "after-2", 2),
@@ -58,7 +58,7 @@ def test_a_run_resumes_bit_for_bit_before_the_unlocking_and_at_it(unlocked, name
 
 def test_the_optimizer_has_no_state_of_a_locked_tower_and_is_saved_as_openclip_saves_it(unlocked):
     """Two groups have all parameters. Adam counts the steps of a parameter from its first gradient."""
-    saved = [torch.load(unlocked / name / "checkpoints" / f"epoch_{epoch}.pt", weights_only=True)["optimizer"]
+    saved = [torch.load(checkpoint(unlocked, epoch, name), weights_only=True)["optimizer"]
              for name in ("after-2", "both") for epoch in (2, 3)]
     count = len(tower(weights(unlocked, 1, "after-2")))
     sizes = [[len(group["params"]) for group in state["param_groups"]] for state in saved]
