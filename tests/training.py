@@ -57,9 +57,9 @@ def pipeline(shards, transform, is_train: bool = True, tokenizer=lambda text: [t
     return data.get_wds_dataset(Namespace(**given | more), transform, is_train, tokenizer=tokenizer)
 
 
-def losses(logs: Path, name="run") -> list[float]:
+def losses(logs: Path, name="run", kind="Caption_loss") -> list[float]:
     log = (logs / name / "out.log").read_text()
-    return [float(x) for x in re.findall(r"Train Epoch.*?Caption_loss: ([\d.]+)", log)]
+    return [float(x) for x in re.findall(rf"Train Epoch.*?{kind}: ([\d.]+)", log)]
 
 
 def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -67,8 +67,12 @@ def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {k.removeprefix("module."): v for k, v in state.items()}
 
 
+def checkpoint(logs: Path, epoch: int, name="run") -> Path:
+    return logs / name / "checkpoints" / f"epoch_{epoch}.pt"
+
+
 def weights(logs: Path, epoch: int, name="run") -> dict[str, torch.Tensor]:
-    return state_of(logs / name / "checkpoints" / f"epoch_{epoch}.pt")
+    return state_of(checkpoint(logs, epoch, name))
 
 
 def tower(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

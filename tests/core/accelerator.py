@@ -6,6 +6,7 @@ tensor may be combined with one of the CPU only where PyTorch allows it for a GP
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("cpu", 0)
 READS = {getattr(Tensor, name) for name in ("item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "__bool__",
@@ -16,13 +17,11 @@ NEW = {torch.tensor, torch.as_tensor}
 
 def tensors(x):
     """All tensors in arguments, those of a slice too."""
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, (list, tuple, dict)):
-        for item in x.values() if isinstance(x, dict) else x:
-            yield from tensors(item)
-    elif isinstance(x, slice):
-        yield from tensors((x.start, x.stop, x.step))
+    for leaf in tree_leaves(x):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, slice):
+            yield from tensors((leaf.start, leaf.stop, leaf.step))
 
 
 def is_there(x: Tensor) -> bool:
@@ -54,12 +53,10 @@ class Accelerator(TorchFunctionMode):
             places = [x for x in (*args, kwargs.get("device")) if isinstance(x, (torch.device, str))]
             if name == "__set__" or not there and DEVICE not in places:
                 return function(*args, **kwargs)
-            if name in ("__get__", "__iter__"):  # x.T, or rows one after another
-                result = function(*args, **kwargs)
-                result = list(result) if name == "__iter__" else result
-                mark(*tensors(result))
-                return iter(result) if name == "__iter__" else result
             result = function(*args, **kwargs)
+            if name == "__iter__":  # rows one after another
+                mark(*(result := list(result)))
+                return iter(result)
             to = torch.device("cpu") if function is Tensor.cpu else None
             if function is Tensor.to and places:
                 to = torch.device(places[0])

@@ -6,16 +6,12 @@ line of Python.
 from contextlib import nullcontext
 
 import torch
+from accelerator import tensors
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 # Waits, or copies from the CPU.
 REFUSED = ("nonzero", "_local_scalar_dense", "masked_select", "is_nonzero", "equal", "lift_fresh")
-
-
-def tensors(x) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
 def memory(x: Tensor) -> int:

@@ -1,23 +1,23 @@
 """Claims about beam search over blocks."""
-import itertools
-
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import VOCAB, images, seeded, tiny_captioner
+from test_beam import all_captions, words
 from test_blocks import blocks, naive_logits
 
 from open_clip_mdc.decoding.beam import beam_search
 from open_clip_mdc.decoding.block_beam import search_blocks
 from open_clip_mdc.decoding.confidence import fully_masked
-from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id
+from open_clip_mdc.text.special_tokens import caption_lengths, eot_id
 
 
 def logits_of_blocks(model, image):
     """`StepLogits` of a block model of size 1, by a row without a cache for each hypothesis."""
     def step_logits(text, parent):
-        n, of_image = text.shape[1], torch.arange(len(text)) // (len(text) // len(image))
-        return torch.cat([naive_logits(model, image[b:b + 1], torch.nn.functional.pad(row[None], (0, 12 - n)), 1, [n])
-                          for b, row in zip(of_image.tolist(), text, strict=True)])
+        seen, longer = image.repeat_interleave(len(text) // len(image), 0), F.pad(text, (0, 1))
+        return torch.cat([naive_logits(model, one, row, 1, [text.shape[1]]) for one, row in zip(
+            seen.split(1), longer.split(1), strict=True)])
     return step_logits
 
 
@@ -44,10 +44,9 @@ def test_the_searched_likelihood_is_that_of_the_scorer_and_above_that_of_greedy_
     model.text.output.weight.data[eot_id(VOCAB)] *= 1.7
     greedy = model.generate(image)
     found = model.generate(image, sampler="beam", num_beams=4, return_trace=True)
-    text, greedy = (torch.nn.functional.pad(x, (0, 12 - x.shape[1])) for x in (found.text, greedy))
-    score, of_greedy = (model.log_likelihood(image, x[:, None]).detach()[:, 0] for x in (text, greedy))
+    score, of_greedy = (model.log_likelihood(image, text) for text in (found.text, greedy))
     # Behind an EOT that ends its block, nothing is filled in. That of the longest captions is given.
-    lengths = caption_lengths(text, VOCAB)
+    lengths = caption_lengths(found.text, VOCAB)
     whole = (lengths % 2 == 0) & (lengths < 12)
     assert 3 < whole.sum()
     assert torch.allclose(found.log_prob.sum(1)[whole], score[whole], atol=2e-5)
@@ -62,23 +61,24 @@ def test_searches_that_no_caption_can_end_are_refused_as_for_other_models(option
             model.generate(images(2), sampler="beam", **options)
 
 
-class Table:
-    """A reader of blocks of a few words, whose logits are a function of all that it has read."""
+def logits_of(*read):
+    """Logits of five ids, 3 and 4 of them SOT and EOT, as a function of all that was read."""
+    return 2 * torch.randn(5, generator=seeded(hash(read) % 2 ** 40))
 
-    def __init__(self, seed: int, rows: int = 2, batch: int = 2, vocab: int = 5):
-        self.seed, self.batch, self.vocab, self.kept = seed, batch, vocab, [()] * rows
+
+class Table:
+    """A reader of blocks of two images whose logits are those of a seed, the image, what it has read, and the place."""
+
+    def __init__(self, seed: int, rows: int = 2):
+        self.seed, self.kept = seed, [()] * rows
 
     def __call__(self, lengths):
         return self.logits
 
     def logits(self, text, predicted):
-        rows, columns = predicted // text.shape[1], predicted % text.shape[1]
-        return torch.stack([self.of(row * self.batch // len(text), self.kept[row] + tuple(text[row, 1:].tolist()),
-                                    len(self.kept[row]) + column - 1)
-                            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)])
-
-    def of(self, image: int, read: tuple, place: int):
-        return 2 * torch.randn(self.vocab, generator=seeded(hash((self.seed, image, read, place)) % 2 ** 40))
+        return torch.stack([logits_of(self.seed, row * 2 // len(text), self.kept[row] + tuple(text[row, 1:].tolist()),
+                                      len(self.kept[row]) + column - 1)
+                            for row, column in (divmod(place, text.shape[1]) for place in predicted.tolist())])
 
     def keep(self, block):
         self.kept = [past + tuple(row) for past, row in zip(self.kept, block.tolist(), strict=True)]
@@ -87,38 +87,37 @@ class Table:
         self.kept = [self.kept[i] for i in row.tolist()]
 
 
-def best_by_enumeration(table: Table, image: int, size: int, width: int, min_length: int, longest: int):
-    """The most likely caption in the order of the model's confidence, over all captions of 0 to `longest` words."""
-    eot, sot, mask = eot_id(table.vocab), table.vocab - 2, mask_id(table.vocab)
+def by_enumeration(seed: int, image: int, size: int, width: int, min_length: int) -> dict[tuple[int, ...], float]:
+    """The likelihoods of all captions of up to 4 words, each in the order of the model's confidence."""
     found = {}
-    for words in itertools.chain.from_iterable(itertools.product(range(table.vocab - 2), repeat=n)
-                                               for n in range(min_length, longest + 1)):
-        text, total = (sot, *words, *[eot] * (width - 1 - len(words))), 0.0
+    for caption in all_captions(5, 4):
+        text, total = (3, *caption, *[4] * (width - 1 - len(caption))), 0.0
         for start in range(0, width, size):
-            end = min(start + size, width)
-            if eot in text[:start]:
+            if 4 in text[:start]:
                 break
-            hidden = [p for p in range(start, end) if 0 < p <= longest]
+            block = range(start, min(start + size, width))
+            hidden = [p for p in block if 0 < p < 5]
             while hidden:
-                read = text[:start] + tuple(mask if p in hidden else text[p] for p in range(start, end))
-                log_probs = torch.stack([table.of(image, read, p) for p in hidden]).log_softmax(1)
-                log_probs[:, sot] = -torch.inf
+                read = text[:start] + tuple(5 if p in hidden else text[p] for p in block)
+                log_probs = torch.stack([logits_of(seed, image, read, p) for p in hidden]).log_softmax(1)
+                log_probs[:, 3] = -torch.inf
                 which = int(log_probs.amax(1).argmax())
                 total += float(log_probs[which, text[hidden.pop(which)]])
-        found[words] = total
-    return [sot, *max(found, key=found.get), eot], found
+        if len(caption) >= min_length:
+            found[caption] = total
+    return found
 
 
 @pytest.mark.parametrize("size, min_length, width", [(2, 0, 6), (3, 0, 6), (3, 2, 6), (5, 1, 6), (5, 1, 10), (4, 0, 8)])
 def test_a_wide_beam_over_blocks_finds_the_best_of_all_captions_where_greedy_decoding_does_not(size, min_length, width):
     worse = 0
     for seed in range(6):
-        text = torch.nn.functional.pad(fully_masked(torch.tensor([4, 4]), 5), (0, width - 6), value=eot_id(5))
+        text = F.pad(fully_masked(torch.tensor([4, 4]), 5), (0, width - 6), value=4)
         found = search_blocks(Table(seed, rows=400), text, size, 5, 200, min_length, 4)
         greedy = search_blocks(Table(seed), text, size, 5, 1, min_length, 4)
         for image in range(2):
-            best, scores = best_by_enumeration(Table(seed), image, size, width, min_length, 4)
-            assert found.text[image].tolist() == best + [0] * (width - len(best))
-            words = tuple(greedy.text[image, 1:int(caption_lengths(greedy.text, 5)[image]) - 1].tolist())
-            worse += scores[words] < max(scores.values()) - 1e-3
+            scores = by_enumeration(seed, image, size, width, min_length)
+            best = max(scores, key=scores.get)
+            assert found.text[image].tolist() == [3, *best, 4] + [0] * (width - 2 - len(best))
+            worse += scores[words(greedy.text[image])] < scores[best] - 1e-3
     assert worse > 3

@@ -1,12 +1,14 @@
 """Claims about block diffusion and the rule of who sees whom."""
 import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import VOCAB, captions, complaint_of, images, run_folder, seeded, tiny_captioner
 
+from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.objectives.blocks import two_streams
 from open_clip_mdc.text.packing import NoisedCaptions, Sight, pack, sees
 from open_clip_mdc.text.special_tokens import caption_lengths, eot_id, mask_id, target_tokens
@@ -55,19 +57,23 @@ def filled(text: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
-def test_a_training_row_predicts_as_each_block_alone(size):
-    model, image, text = blocks(size), images(1), captions([9])
-    with torch.no_grad():
-        noised = model.corrupt(text, torch.tensor([0.4], dtype=torch.float64), seeded(1))
-        found = model.token_nll(model.encode_image_tokens(image), pack(text, noised, VOCAB))
-        masked = noised.loss_mask[0]
-        position, token = noised.position[0][masked], noised.tokens[0][masked]
-        assert len(position) and (position // size).unique().numel() > 1 or size == 9
-        for block in (position // size).unique().tolist():
-            of_block = (position // size == block).nonzero().flatten()
-            logits = naive_logits(model, image, filled(text), size, position[of_block].tolist())
-            expected = -logits.log_softmax(1).gather(1, token[of_block, None])[:, 0]
-            assert torch.allclose(found[of_block], expected, atol=2e-6)
+def test_training_rows_predict_as_each_block_alone_and_have_gradients(size):
+    model, image, text = blocks(size), images(4), captions([3, 9, 12, 5])
+    noised = model.corrupt(text, torch.rand(4, dtype=torch.float64, generator=seeded(0)), seeded(0))
+    out = model(image, pack(text, noised, VOCAB))
+    (out["token_nll"] * out["token_weight"]).sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.text.parameters())
+    assert (noised.position // size)[noised.loss_mask].unique().numel() > 1
+    counts = [inside(row[None], size)[-1][-1] + 1 for row in text]
+    # The last block has no clean copy.
+    assert noised.valid.sum(1).tolist() == [count + (count - 1) // size * size for count in counts]
+    for b, found in enumerate(out["token_nll"].split(noised.loss_mask.sum(1).tolist())):
+        position, token = (x[b][noised.loss_mask[b]] for x in (noised.position, noised.tokens))
+        for block in (position // size).unique():
+            own = position // size == block
+            logits = naive_logits(model, image[b:b + 1], filled(text[b:b + 1]), size, position[own].tolist())
+            expected = -logits.log_softmax(1).gather(1, token[own, None])[:, 0]
+            assert torch.allclose(found[own], expected, atol=2e-6)
 
 
 def test_a_block_that_holds_the_whole_caption_is_masked_diffusion_to_the_bit():
@@ -75,51 +81,36 @@ def test_a_block_that_holds_the_whole_caption_is_masked_diffusion_to_the_bit():
     whole.load_state_dict(mdc.state_dict())
     text, image, u = captions([7] * 5), images(5), torch.linspace(0.1, 1, 5, dtype=torch.float64)
     out = [model(image, pack(text, model.corrupt(text, u, seeded(3)), VOCAB)) for model in (whole, mdc)]
-    assert torch.equal(out[0]["token_nll"], out[1]["token_nll"])
-    assert torch.equal(out[0]["token_weight"], out[1]["token_weight"])
-    assert torch.equal(out[0]["num_target"], out[1]["num_target"])
-    for one, other in zip((out[0], out[1]), (out[1], out[0]), strict=True):
-        (one["token_nll"] * other["token_weight"]).sum().backward()
+    assert all(torch.equal(out[0][key], out[1][key]) for key in ("token_nll", "token_weight", "num_target"))
+    for one in out:
+        (one["token_nll"] * one["token_weight"]).sum().backward()
     for one, other in zip(whole.parameters(), mdc.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_loss_is_an_unbiased_estimate_of_the_bound_of_all_blocks(size):
-    """Against every mask of every block. (The bound of one block alone is test_objective's.)"""
-    model, image, text = blocks(size), images(1), captions([5])
-    exact, n = 0.0, 5 + -5 % size
-    whole = filled(text)
+    """Against all orders of every block. (The bound of one block alone is test_objective's.)"""
+    model, image, text, generator = blocks(size), images(1), captions([5]).expand(6000, -1), seeded(0)
     with torch.no_grad():
-        for start in range(0, n, size):
-            inside = [p for p in range(start, start + size) if p > 0]
-            for m in range(1, len(inside) + 1):
-                beta = math.factorial(m - 1) * math.factorial(len(inside) - m) / math.factorial(len(inside))
-                for hidden in itertools.combinations(inside, m):
-                    logits = naive_logits(model, image, whole, size, hidden)
-                    exact -= beta * logits.log_softmax(1).gather(1, whole[0, list(hidden), None]).sum().item()
-        draws = 6000
-        generator = seeded(0)
-        u = torch.rand(draws, dtype=torch.float64, generator=generator)
-        captions_ = pack(text.expand(draws, -1), model.corrupt_nelbo(text.expand(draws, -1), u, generator), VOCAB)
-        nll = model.token_nll(model.encode_image_tokens(image).expand(draws, -1, -1), captions_)
-        estimates = captions_.sum_rows(nll * captions_.predicted.weight)
-    error = estimates.std().item() / draws ** 0.5
+        exact = -over_orders(model, image, text[:1], size)[0]
+        u = torch.rand(6000, dtype=torch.float64, generator=generator)
+        drawn = pack(text, model.corrupt_nelbo(text, u, generator), VOCAB)
+        nll = model.token_nll(model.encode_image_tokens(image).expand(6000, -1, -1), drawn)
+        estimates = drawn.sum_rows(nll * drawn.predicted.weight)
+    error = estimates.std().item() / 6000 ** 0.5
     assert abs(estimates.mean().item() - exact) < 4 * error + 1e-4
     assert error < 0.05 * exact
 
 
-def test_a_caption_is_filled_with_eot_to_whole_blocks_and_the_last_has_no_clean_copy():
-    text = captions([5, 8, 12])
-    ids, position, valid, sight = two_streams(text, torch.tensor([4, 4, 5]), VOCAB, 12)
-    assert valid.sum(1).tolist() == [8 + 4, 8 + 4, 12 + 10]
-    for row, size, count in zip(range(3), (4, 4, 5), (8, 8, 12), strict=True):
-        noisy = sight.noisy[row] & valid[row]
-        assert position[row][noisy].tolist() == list(range(count))
-        n = int(caption_lengths(text, VOCAB)[row])
-        assert ids[row][noisy].tolist() == text[row, :n].tolist() + [eot_id(VOCAB)] * (count - n)
-        clean = ~sight.noisy[row] & valid[row]
-        assert position[row][clean].tolist() == list(range((count - 1) // size * size))
+def test_each_caption_of_a_batch_is_cut_into_blocks_of_its_own_size():
+    def streams(text, size):
+        ids, position, valid, sight = two_streams(text, size, VOCAB, 12)
+        return [torch.stack((ids, position, *sight))[:, b, valid[b]] for b in range(len(text))]
+
+    text, size = captions([5, 8, 12]), torch.tensor([4, 3, 5])
+    alone = [streams(*pair)[0] for pair in zip(text.split(1), size.split(1), strict=True)]
+    assert all(map(torch.equal, streams(text, size), alone))
 
 
 def test_the_times_of_blocks_are_uniform_and_stay_in_the_interval():
@@ -130,22 +121,6 @@ def test_the_times_of_blocks_are_uniform_and_stay_in_the_interval():
     assert t.min() > 0.5 and t.max() <= 1
     # A token masked with probability t has the density 8t/3 on [.5, 1]: the mean of t is 7/9.
     assert t.mean().item() == pytest.approx(7 / 9, abs=0.01)
-
-
-def test_padding_and_the_batch_change_nothing():
-    model, text, image = blocks(4), captions([3, 9, 12, 5]), images(4)
-    noised = model.corrupt(text, torch.rand(4, dtype=torch.float64), seeded(0))
-    together = model(image, pack(text, noised, VOCAB))
-    assert all(together[key].isfinite().all() for key in ("token_nll", "token_weight"))
-    (together["token_nll"] * together["token_weight"]).sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.text.parameters())
-    start = 0
-    for row in range(4):
-        alone = NoisedCaptions(*(type(x)(*(y[row:row + 1] for y in x)) if isinstance(x, tuple) else
-                                 x if isinstance(x, bool) else x[row:row + 1] for x in noised))
-        found = model(image[row:row + 1], pack(text[row:row + 1], alone, VOCAB))["token_nll"]
-        assert torch.allclose(found, together["token_nll"][start:start + len(found)], atol=2e-6)
-        start += len(found)
 
 
 def reordered(text: torch.Tensor, **given) -> NoisedCaptions:
@@ -164,19 +139,23 @@ def test_reordered_text_without_an_answer_is_refused_by_the_name_of_its_objectiv
             pack(text, reordered(text, **wrong), VOCAB, "backwards")
 
 
-def exact_in_order(model, image, text, size: int) -> tuple[float, list[int]]:
-    """Reveal the true token at the most confident position, block by block, by a naive loop."""
-    n = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size)
-    whole, total, order = filled(text), 0.0, []
-    for start in range(0, n, size):
-        hidden = [p for p in range(start, min(start + size, n)) if p > 0]
-        while hidden:
-            log_prob = naive_logits(model, image, whole, size, hidden).log_softmax(1)
-            best = int(log_prob.amax(1).argmax())
-            order.append(hidden[best])
-            total += log_prob[best, whole[0, hidden[best]]].item()
-            hidden.pop(best)
-    return total, order
+def inside(text: torch.Tensor, size: int) -> list[list[int]]:
+    """The positions of each block of a caption [1, 12]. SOT is given."""
+    end = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size)
+    return [[p for p in range(start, min(start + size, end)) if p] for start in range(0, end, size)]
+
+
+def by_confidence(model, image, text, size: int, hidden: list[int], write=False) -> Iterator[tuple[int, float]]:
+    """The most confident position of a block first, by a naive loop, and log p of its token. `write` puts the best."""
+    while hidden:
+        log_prob = naive_logits(model, image, text, size, hidden).log_softmax(1)
+        if write:
+            log_prob[:, VOCAB - 2] = -torch.inf
+        best = int(log_prob.amax(1).argmax())
+        place = hidden.pop(best)
+        if write:
+            text[0, place] = log_prob[best].argmax()
+        yield place, log_prob[best, text[0, place]].item()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 12])
@@ -186,11 +165,12 @@ def test_the_likelihood_is_that_of_a_naive_loop_over_blocks(size):
         found = model.log_likelihood(image, text, return_details=True)
         for b in range(2):
             for c in range(3):
-                expected, order = exact_in_order(model, image[b:b + 1], text[b, c:c + 1], size)
-                assert found.log_likelihood[b, c].item() == pytest.approx(expected, abs=2e-5)
                 steps = found.order[b, c]
-                inside = [p for p in order if p < caption_lengths(text[b, c], VOCAB)]
-                assert sorted(inside, key=lambda p: (p // size, steps[p])) == inside
+                order, expected = zip(*(pair for hidden in inside(text[b, c:c + 1], size) for pair in by_confidence(
+                    model, image[b:b + 1], filled(text[b, c:c + 1]), size, hidden)), strict=True)
+                assert found.log_likelihood[b, c].item() == pytest.approx(sum(expected), abs=2e-5)
+                order = [p for p in order if p < caption_lengths(text[b, c], VOCAB)]
+                assert sorted(order, key=lambda p: (p // size, steps[p])) == order
         assert torch.allclose(found.token_log_likelihood.sum(2), found.log_likelihood, atol=1e-5)
         alone = model.log_likelihood(image[1:], text[1:, 2:])
         assert torch.allclose(alone, found.log_likelihood[1:, 2:], atol=1e-5)
@@ -198,10 +178,8 @@ def test_the_likelihood_is_that_of_a_naive_loop_over_blocks(size):
 
 def over_orders(model, image, text, size: int) -> tuple[float, float]:
     """The chain rule within each block in all orders: its mean, and the logarithm of the mean probability."""
-    end, whole = min(12, -(-int(caption_lengths(text, VOCAB)) // size) * size), filled(text)
-    mean = likelihood = 0.0
-    for start in range(0, end, size):
-        own = [p for p in range(start, min(start + size, end)) if p > 0]
+    whole, mean, likelihood = filled(text), 0.0, 0.0
+    for own in inside(text, size):
         given = {}
         for hidden in (hidden for n in range(1, len(own) + 1) for hidden in itertools.combinations(own, n)):
             logits = naive_logits(model, image, whole, size, hidden)
@@ -247,15 +225,9 @@ def test_captions_are_decoded_block_by_block_as_by_a_naive_loop_without_a_cache(
         steps, log_probs = torch.full((12,), -1), torch.zeros(12)
         for start in range(0, 12, size):
             hidden = list(range(max(start, 1), min(start + size, 11)))
-            step = start
-            while hidden:
-                logits = naive_logits(model, image[b:b + 1], text, size, hidden)
-                log_prob = logits.log_softmax(1)
-                log_prob[:, VOCAB - 2] = -torch.inf
-                best = int(log_prob.amax(1).argmax())
-                place = hidden.pop(best)
-                text[0, place], log_probs[place] = log_prob[best].argmax(), log_prob[best].amax()
-                steps[place], step = step, step + 1
+            shown = by_confidence(model, image[b:b + 1], text, size, hidden, write=True)
+            for step, (place, log_prob) in enumerate(shown, start):
+                steps[place], log_probs[place] = step, log_prob
             if (text[0, start:start + size] == eot_id(VOCAB)).any():
                 break
         n = int(caption_lengths(text, VOCAB))
@@ -266,12 +238,10 @@ def test_captions_are_decoded_block_by_block_as_by_a_naive_loop_without_a_cache(
 
 def test_gaps_are_filled_whatever_the_other_texts_are():
     model, image = blocks(4), images(3)
-    text = captions([7])
-    text[0, [2, 4, 5]] = mask_id(VOCAB)
+    text = captions([7]).index_fill(1, torch.tensor([2, 4, 5]), mask_id(VOCAB))
     found = model.generate(image, text=text, return_trace=True, repeats="avoid")
-    given = torch.tensor([p for p in range(7) if p not in (2, 4, 5)])
-    assert (found.text[:, given] == text[:, given]).all() and not (found.text == mask_id(VOCAB)).any()
-    assert (found.step[:, given] == -1).all() and (found.step[:, [2, 4, 5]] >= 0).all()
+    gaps = (text == mask_id(VOCAB))[:, :7].expand(3, -1)
+    assert torch.equal(found.text != text[:, :7], gaps) and torch.equal(found.step >= 0, gaps)
     assert (caption_lengths(found.text, VOCAB) == 7).all()
     assert (caption_lengths(model.generate(image, length=5), VOCAB) <= 7).all()
     beside = model.generate(images(2), text=torch.cat((text, captions([12]))), return_trace=True)
@@ -283,13 +253,12 @@ def test_samples_and_guidance_are_those_of_each_image():
     null = model.encode_image_tokens(images(32, seed=5)).mean(0)
     assert torch.equal(model.generate(image, guidance_scale=1.0), model.generate(image))
     strong = model.generate(image, guidance_scale=4.0, blind=null)
-    alone = [model.generate(image[b:b + 1], guidance_scale=4.0, blind=null)[0] for b in range(3)]
+    alone = [model.generate(one, guidance_scale=4.0, blind=null)[0] for one in image.split(1)]
     assert all(torch.equal(row[row != 0], one[one != 0]) for row, one in zip(strong, alone, strict=True))
     ignoring = model.generate(image, guidance_scale=0.0, blind=null)
     assert (ignoring == ignoring[0]).all()
-    from open_clip_mdc.decoding.sampling import Sampling
     drawn = model.generate(image, samples=5, sampling=Sampling(1.0, generator=seeded(0)))
-    assert drawn.shape[0] == 15 and len({tuple(row.tolist()) for row in drawn}) > 10
+    assert len(drawn) == 15 and len(drawn.unique(dim=0)) > 10
 
 
 def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(here, photos):

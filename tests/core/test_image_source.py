@@ -7,10 +7,10 @@ import open_clip
 import pytest
 import timm
 import torch
-from conftest import images, refused, run_folder, seeded, write_json
+from conftest import images, refused, run_folder, run_tool, seeded, write_json
 from safetensors.torch import save_file
 from test_image_settings import export
-from training import holds, open_clip_train, tower, weights
+from training import checkpoint, holds, open_clip_train, tower, weights
 
 import open_clip_mdc
 from open_clip_mdc.models import towers as of_models
@@ -23,44 +23,42 @@ SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_s
 
 
 @pytest.fixture(autouse=True)
-def towers(tmp_path):
+def towers(tmp_path, monkeypatch):
     """Small towers by name: OpenCLIP's ViTs, with CLIP's activation, CoCa's pooling and DINOv2's layer scale."""
     native = dict(image_size=32, patch_size=8, width=32, head_width=16, layers=2, mlp_ratio=2.0)
     configs = {
-        "tiny": native, "tiny-wide": native | {"width": 64}, "tiny-coca": native | {"attentional_pool": True},
+        "tiny": native, "tiny-quickgelu": native, "tiny-wide": native | {"width": 64},
+        "tiny-coca": native | {"attentional_pool": True},
         "tiny-dino": native | {"no_ln_pre": True, "ls_init_value": 1.0, "norm_kwargs": {"eps": 1e-6}, "mlp_ratio": 4.0},
-        "tiny-64": native | {"image_size": 64}, "tiny-rn": dict(layers=[1, 1, 1, 1], width=8, head_width=64,
-                                                                image_size=64),
+        "tiny-rn": dict(layers=[1, 1, 1, 1], width=8, head_width=64, image_size=64),
         "tiny-timm": dict(timm_model_name="test_vit", image_size=32, timm_pool="avg"),
     }
     folder = tmp_path / "configs"
     for name, vision_cfg in configs.items():
-        write_json(folder / f"{name}.json", {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT})
-        quick = {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT, "quick_gelu": True}
-        write_json(folder / f"{name}-quickgelu.json", quick)
+        write_json(folder / f"{name}.json", {"embed_dim": 32, "vision_cfg": vision_cfg, "text_cfg": TEXT,
+                                             "quick_gelu": name == "tiny-quickgelu"})
     open_clip_mdc.unregister()  # an earlier file may have left its configs there
-    before = dict(open_clip.factory._MODEL_CONFIGS)
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", [])
     open_clip.add_model_config(folder)
     open_clip_mdc.register()
     yield
     open_clip_mdc.unregister()
-    open_clip.factory._MODEL_CONFIG_PATHS.remove(folder)
-    open_clip.factory._MODEL_CONFIGS = before
 
 
 def random(model: torch.nn.Module) -> torch.nn.Module:
     """The model with weights of which none is 0 or 1, as biases, norms and scales are at first."""
     generator = seeded(0)
-    with torch.no_grad():
-        for x in model.state_dict().values():
-            if x.is_floating_point():
-                x.copy_(0.5 * torch.rand(x.shape, generator=generator) + 0.1 if x.ndim == 1 else
-                        0.2 * torch.randn(x.shape, generator=generator))
+    for x in model.state_dict().values():  # which have no gradients
+        if x.ndim == 1:
+            x.uniform_(0.1, 0.6, generator=generator)
+        elif x.is_floating_point():
+            x.normal_(std=0.2, generator=generator)
     return model.eval()
 
 
-def create(base: str, source, **options):
-    return open_clip_mdc.create_model_and_transforms(f"MDC-{base}", pretrained_image=str(source), **options)
+def create(name: str, source, **options):
+    return open_clip_mdc.create_model_and_transforms(name, pretrained_image=source, **options)[0]
 
 
 @torch.no_grad()
@@ -83,7 +81,7 @@ def test_a_clip_model_of_openclip(tmp_path, saved_as):
     image = images(2, 32)
     clip.visual.output_tokens, clip.visual.pool_type = True, "avg"  # all tokens after the last norm
     clip.visual.final_ln_after_pool = False
-    assert_gives(create("tiny", path)[0], clip.visual(image)[1], image)
+    assert_gives(create("MDC-tiny", path), clip.visual(image)[1], image)
 
 
 @torch.no_grad()
@@ -93,7 +91,7 @@ def test_a_coca_model_by_the_norm_before_its_pooling(tmp_path):
     image, seen = images(2, 32), []
     visual.attn_pool.ln_k.register_forward_hook(lambda module, given, output: seen.append(output))
     visual(image)
-    assert_gives(create("tiny", tmp_path / "coca.pt")[0], seen[0][:, 1:], image)
+    assert_gives(create("MDC-tiny", tmp_path / "coca.pt"), seen[0][:, 1:], image)
 
 
 @torch.no_grad()
@@ -104,7 +102,7 @@ def test_clips_resnet(tmp_path):
     clip.visual.layer4.register_forward_hook(lambda module, given, output: seen.append(output))
     clip.visual(image)
     expected = torch.nn.functional.layer_norm(seen[0].flatten(2).mT, seen[0].shape[1:2])
-    assert_gives(create("tiny-rn", tmp_path / "clip.pt")[0], expected, image)
+    assert_gives(create("MDC-tiny-rn", tmp_path / "clip.pt"), expected, image)
 
 
 @torch.no_grad()
@@ -115,7 +113,7 @@ def test_an_encoder_of_timm_with_its_classifier(tmp_path, name):
     torch.save(model.state_dict(), tmp_path / "model.pth")
     image = images(1, model.pretrained_cfg["input_size"][-1])
     expected = model.forward_features(image)
-    captioner = create(f"small-timm-{name}", tmp_path / "model.pth")[0]
+    captioner = create(f"MDC-small-timm-{name}", tmp_path / "model.pth")
     tower = of_models.tower(captioner.visual)
     if expected.ndim == 4:
         expected = torch.nn.functional.layer_norm(expected.flatten(2).mT, expected.shape[1:2])
@@ -133,11 +131,11 @@ def test_timms_clip_and_dinov2_are_native_towers(tmp_path):
     """The convolution's bias, which DINOv2 has and OpenCLIP's ViT has not, goes into the positions."""
     image = images(2, 32)
     options = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
-    for base, arch, extra in (("tiny", "vit_base_patch32_clip_224", {"mlp_ratio": 2}),
-                              ("tiny-dino", "vit_small_patch14_dinov2", {})):
+    for name, arch, extra in (("MDC-tiny", "vit_base_patch32_clip_224", {"mlp_ratio": 2}),
+                              ("MDC-tiny-dino", "vit_small_patch14_dinov2", {})):
         model = random(timm.create_model(arch, **options | extra))
-        save_file(model.state_dict(), tmp_path / f"{base}.safetensors")
-        assert_gives(create(base, tmp_path / f"{base}.safetensors")[0], model.forward_features(image)[:, 1:], image)
+        save_file(model.state_dict(), tmp_path / "w.safetensors")
+        assert_gives(create(name, tmp_path / "w.safetensors"), model.forward_features(image)[:, 1:], image)
 
 
 @torch.no_grad()
@@ -158,7 +156,8 @@ def test_clip_of_transformers(tmp_path, with_text):
     image = images(2, 32)
     vision = getattr(vision, "vision_model", vision)
     expected = vision.post_layernorm(vision(image).last_hidden_state[:, 1:])
-    captioner, _, transform = create("tiny-quickgelu", tmp_path / "clip")
+    captioner, _, transform = open_clip_mdc.create_model_and_transforms("MDC-tiny-quickgelu",
+                                                                        pretrained_image=tmp_path / "clip")
     assert_gives(captioner, expected, image)
     assert captioner.visual.preprocess_cfg["mean"] == [0.1, 0.2, 0.3]
     assert tuple(transform.transforms[-1].std) == (0.4, 0.5, 0.6)
@@ -176,16 +175,16 @@ def test_dinov2_of_transformers(tmp_path, registers, file_names):
     model.save_pretrained(tmp_path / "dino")
     if not file_names:
         save_file({name: x.contiguous() for name, x in model.state_dict().items()}, tmp_path / "dino/model.safetensors")
-    base = f"small-timm-vit_small_patch14{'_reg4' if registers else ''}_dinov2"
+    name = f"MDC-small-timm-vit_small_patch14{'_reg4' if registers else ''}_dinov2"
     for side in (70, 98):
         image = images(1, side)
         tokens = model(image).last_hidden_state[:, 1 + registers:]
-        assert_gives(create(base, tmp_path / "dino", force_image_size=side)[0], tokens, image)
+        assert_gives(create(name, tmp_path / "dino", force_image_size=side), tokens, image)
     if not registers:
         config = open_clip.get_model_config("tiny-dino")
         config["vision_cfg"] |= {"width": 384, "layers": 12, "head_width": 64, "patch_size": 14, "image_size": 98}
         open_clip.factory._MODEL_CONFIGS["native-dino"] = config
-        assert_gives(create("native-dino", tmp_path / "dino")[0], tokens, image)
+        assert_gives(create("MDC-native-dino", tmp_path / "dino"), tokens, image)
 
 
 @torch.no_grad()
@@ -196,7 +195,7 @@ def test_siglip_of_transformers_goes_into_timms(tmp_path):
     model = random(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes, hidden_act="gelu")))
     model.save_pretrained(tmp_path / "siglip")
     image = images(1, 64)
-    captioner = create("small-timm-vit_base_patch16_siglip_224", tmp_path / "siglip", force_image_size=64)[0]
+    captioner = create("MDC-small-timm-vit_base_patch16_siglip_224", tmp_path / "siglip", force_image_size=64)
     assert_gives(captioner, model(image).last_hidden_state, image)
     assert captioner.visual.preprocess_cfg["mean"] == [0.5, 0.5, 0.5]
 
@@ -207,31 +206,26 @@ def test_a_run_and_an_export_of_ours(tmp_path):
     trained = open_clip_mdc.load(run, device="cpu").model
     image = images(2, 32)
     expected = trained.encode_image_tokens(image)
-    from open_clip_mdc import cli
-    cli.main(["export", "--pretrained", str(run), "--out", str(tmp_path / "out")])
-    for source in (run, run / "checkpoints" / "epoch_1.pt", tmp_path / "out", f"local-dir:{tmp_path / 'out'}",
+    run_tool(["export", "--pretrained", str(run), "--out", str(tmp_path / "out")])
+    for source in (run, checkpoint(tmp_path, 1), tmp_path / "out", f"local-dir:{tmp_path / 'out'}",
                    tmp_path / "out" / "model.safetensors", tmp_path / "out" / "clip_vision_model"):
-        model = open_clip_mdc.create_model_and_transforms("ARC-ViT-Ti-8", pretrained_image=str(source))[0]
+        model = create("ARC-ViT-Ti-8", source)
         assert_gives(model, expected, image)
         assert model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
 
 
-def refusal(base: str, source, **options) -> str:
-    return refused(ValueError, create, base, source, **options)
-
-
 def test_what_does_not_fit_is_one_line_that_names_the_first_difference(tmp_path):
     clip, path = open_clip.create_model("tiny-wide"), tmp_path / "w.pt"
-    for base, state, words in (
-            ("tiny", clip.state_dict(), "is [64], here [32]"),
-            ("tiny", timm.create_model("test_resnet", num_classes=0).state_dict(), "it lacks class_embedding and"),
-            ("tiny-wide", {**clip.visual.state_dict(), "register": torch.ones(1)}, "it has too much register. "),
-            ("tiny-wide", {name: x for name, x in clip.state_dict().items() if not name.startswith("visual.ln_post")},
+    for name, state, words in (
+            ("MDC-tiny", clip.state_dict(), "is [64], here [32]"),
+            ("MDC-tiny", timm.create_model("test_resnet", num_classes=0).state_dict(), "it lacks class_embedding and"),
+            ("MDC-tiny-wide", {**clip.visual.state_dict(), "register": torch.ones(1)}, "it has too much register. "),
+            ("MDC-tiny-wide", {key: x for key, x in clip.state_dict().items() if not key.startswith("visual.ln_post")},
              "it lacks ln_post.weight and 1 more")):
         torch.save(state, path)
-        said = refusal(base, path)
+        said = refused(ValueError, create, name, path)
         assert words in said and said.endswith(". Give weights of the same encoder")
-        assert said.startswith(f"--pretrained-image {path} does not fit the image tower of MDC-{base}: ")
+        assert said.startswith(f"--pretrained-image {path} does not fit the image tower of {name}: ")
 
 
 def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused(tmp_path):
@@ -240,19 +234,18 @@ def test_an_encoder_that_computes_another_thing_with_the_same_weights_is_refused
             {"hidden_act": "gelu", "layer_norm_eps": 1e-3}, "its eps of LayerNorm is 0.001, here 1e-05")):
         config = transformers.CLIPVisionConfig(**SIZES | options)
         transformers.CLIPVisionModel(config).save_pretrained(tmp_path / "clip")
-        assert said in refusal("tiny", tmp_path / "clip")
+        assert said in refused(ValueError, create, "MDC-tiny", tmp_path / "clip")
 
 
 def test_a_bare_flag_means_timms_own_weights_and_is_refused_for_other_towers(monkeypatch):
-    with pytest.raises(ValueError, match="--pretrained-image needs a SOURCE"):
-        open_clip_mdc.create_model_and_transforms("MDC-tiny", pretrained_image=True)
+    assert "--pretrained-image needs a SOURCE" in refused(ValueError, create, "MDC-tiny", True)
     model, asked = random(timm.create_model("test_vit")), []
     real = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: (
         asked.append(name) or model) if pretrained else real(name, **options))
     image = images(1, 32)
     for source in (True, "timm:test_vit"):
-        captioner = open_clip_mdc.create_model_and_transforms("MDC-tiny-timm", pretrained_image=source)[0]
+        captioner = create("MDC-tiny-timm", source)
         assert captioner.visual.preprocess_cfg["mean"] == list(model.pretrained_cfg["mean"])
         assert torch.equal(captioner.visual.trunk.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
         assert captioner.encode_image_tokens(image).shape == (1, 4, 64)
@@ -272,7 +265,3 @@ def test_a_run_from_a_clip_model_starts_at_its_tower_and_remembers_mean_and_std(
     del source["visual.proj"]
     assert holds(trained, tower(source))
     assert open_clip_mdc.load(tmp_path / "run", device="cpu").model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]
-    refused = open_clip_train(*flags, "--pretrained-image", folder, logs=tmp_path, name="other", model="MDC-ViT-Ti-16",
-                              check=False)
-    assert refused.returncode and refused.stderr.strip().splitlines()[-1].startswith("error: --pretrained-image ")
-    assert "Give weights of the same encoder" in refused.stderr and not (tmp_path / "other").exists()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from benchmark.models import built
 from conftest import complaint_of, png, saved, write_tar
+from conftest import picture as noise
 from PIL import Image, features
 from torchvision.transforms.functional import pil_to_tensor
 from training import pipeline
@@ -19,7 +20,7 @@ from experiments import judge
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.data import images
 from open_clip_mdc.data.paths import COUNTED, count_images, find_images
-from open_clip_mdc.data.shards import image_member, members, read_samples, tar_writer
+from open_clip_mdc.data.shards import image_member, members, read_samples
 from open_clip_mdc.integration.csv_images import CsvImages
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 
@@ -43,28 +44,18 @@ def stored(data: bytes) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-TURNS = {2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.transpose(1, 0, 2),
-         6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].transpose(1, 0, 2), 8: lambda a: np.rot90(a)}
-
-
 def photographs() -> dict[str, tuple[bytes, np.ndarray]]:
-    """Files, and the pixels that every path should see."""
+    """Files, and the pixels that every path should see. (test_damaged_files has one path see many more.)"""
     files = {}
-    for orientation, turn in TURNS.items():
-        data = save(picture(), "JPEG", orientation)
-        files[f"turned{orientation}.jpg"] = data, turn(stored(data))
-    for kind in ("PNG", "WEBP", "AVIF")[:2 + features.check("avif")]:
+    for kind in ("JPEG", "PNG", "WEBP", "AVIF")[:3 + features.check("avif")]:
         data = save(picture(), kind, 6)
         files[f"turned.{kind.lower()}"] = data, np.rot90(stored(data), -1)
-    files["turned.tif"] = save(picture(), "TIFF", 6), np.rot90(np.asarray(picture()), -1)
-    grey = np.repeat(np.asarray(picture().convert("L"))[..., None], 3, -1)
-    files["grey.tif"] = save(picture().convert("L"), "TIFF", 7), TURNS[7](grey)
-    files["straight.jpg"] = (data := save(picture(), "JPEG", 1)), stored(data)
+    for mode in ("RGB", "L"):
+        image = picture().convert(mode)
+        files[f"{mode}.tif"] = save(image, "TIFF", 6), np.rot90(np.asarray(image.convert("RGB")), -1)
     files["sixteen.png"] = save(Image.fromarray(GREY), "PNG"), np.repeat(GREY[..., None] >> 8, 3, -1)
-    files["palette.gif"] = (data := save(picture().convert("P"), "GIF")), stored(data)
     files["transparent.png"] = (data := save(picture().convert("P"), "PNG", transparency=3)), stored(data)
     files["cmyk.jpg"] = (data := save(picture().convert("CMYK"), "JPEG")), stored(data)
-    files["grey.bmp"] = (data := save(picture().convert("L"), "BMP")), stored(data)
     still = save(picture(), "GIF", save_all=True, append_images=[picture().rotate(180)])
     files["moving.gif"] = still, stored(still)
     return files
@@ -77,10 +68,9 @@ def photos(tmp_path_factory) -> Path:
     for name, (data, _) in photographs().items():
         (folder / name).write_bytes(data)
     for part in ("cls", "retrieval"):
-        with tar_writer(folder / part / "test" / "0.tar") as writer:
-            for number, (name, (data, _)) in enumerate(photographs().items()):
-                label = {"txt": name} if part == "retrieval" else {"cls": str(number)}
-                writer.write({"__key__": f"{number:03d}", Path(name).suffix[1:]: data, **label})
+        write_tar(folder / part / "test" / "0.tar", {
+            f"{number:03d}{suffix}": content for number, (name, (data, _)) in enumerate(photographs().items())
+            for suffix, content in ((Path(name).suffix, data), (".txt", name.encode()), (".cls", b"%d" % number))})
         (folder / part / "test" / "nshards.txt").write_text("1")
     for name in ("classnames.txt", "zeroshot_classification_templates.txt"):
         (folder / "cls" / name).write_text("words")
@@ -191,9 +181,8 @@ COMMANDS = {"caption": ("{}", "--length", 2, "--out", "c.jsonl"), "embed": ("{}"
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_names_what_it_skips_by_one_status_and_writes_the_rest(command, folder, runs, here, capsys):
-    Path("many").mkdir()
     for number in range(32):
-        Path(f"many/{number}.png").write_bytes(save(picture(), "PNG"))
+        noise(Path(f"many/{number}.png"), number)
     Path("texts").write_text("a star")
     argv = [str(part).format(folder) for part in COMMANDS[command]]
     complaint = complaint_of(command.split()[0], "--pretrained", runs / "mdc", "--device", "cpu", *argv)
@@ -270,10 +259,7 @@ def test_the_judge_sees_images_upright_and_in_formats_that_servers_take(shard, t
 
 
 def test_a_shard_is_read_once_by_any_number_of_workers_and_gives_the_same_batches(tmp_path, monkeypatch):
-    shard, opened = tmp_path / "s.tar", tmp_path / "opened"
-    with tar_writer(shard) as writer:
-        for i in range(11):
-            writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": b"x"})
+    shard, opened = write_tar(tmp_path / "s.tar", {f"{i:02d}.png": png(i) for i in range(11)}), tmp_path / "opened"
     original = images.read_images
 
     def counted(paths):
@@ -298,8 +284,7 @@ def test_bars_know_how_many_images_come_in_shards_with_and_without_sizes_in_tabl
 
     counted = [shard(f"counted{i}.tar", 4 + i) for i in range(2)]
     (tmp_path / "cut.tar").write_bytes(shard("whole.tar", 6).read_bytes()[:6000])
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
+    noise(tmp_path / "photos" / "a.png", 0)
     assert count_images(counted) == 9 and count_images(counted, 7) == 7 and count_images(counted, 70) == 9
     assert 1 <= count_images([tmp_path / "cut.tar"]) < 6 and count_images([tmp_path / "none.tar"]) == 0
     assert count_images([*counted, tmp_path / "photos", tmp_path / "photos" / "a.png"]) == 11
