@@ -1,7 +1,9 @@
 """Models and data of the benchmark's tests: tiny CLIPs, data sets."""
 import json
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import open_clip
 import pytest
@@ -9,7 +11,7 @@ import torch
 from conftest import picture, png, read_json, write_json, write_tar
 from open_clip.model import CLIP
 
-from clip_benchmark_ext import cli
+from clip_benchmark_ext import cli, run
 from clip_benchmark_ext.evaluation_job import Job
 from clip_benchmark_ext.flags import Flags
 
@@ -24,12 +26,29 @@ def evaluate(*flags, name: str = "result") -> dict:
     return read_json(f"{name}.json")
 
 
+def flags_of(runs: Path, dataset: str, root: Path, *more, alias: str = "mdc") -> tuple:
+    """The flags of a model among `runs` on a data set."""
+    return "--model", alias, "--pretrained", runs / alias, "--dataset", dataset, "--dataset_root", root, *more
+
+
+def other_weights(runs: Path, file: Path) -> None:
+    """Write the captioner `mdc` with another weight."""
+    checkpoint = torch.load(runs / "mdc" / "checkpoints" / "epoch_1.pt")
+    checkpoint["state_dict"]["text.output.weight"][0] += 1
+    torch.save(checkpoint, file)
+
+
 class Loaded(Exception):
-    """The model was about to be loaded: nothing was skipped."""
+    """The model was about to be loaded."""
 
 
-def fail(args):
-    raise Loaded
+def skipped(*flags) -> bool:
+    """Whether `clip_benchmark eval` keeps the result that is there, and loads no model."""
+    with patch.object(run, "load_model", side_effect=Loaded), suppress(Loaded):
+        cli.main(["eval", "--num_workers", "0", "--quiet", "--output", "result.json", "--skip_existing",
+                  *map(str, flags)])
+        return True
+    return False
 
 
 def tiny_clip(**text_cfg) -> CLIP:

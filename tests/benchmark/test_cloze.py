@@ -87,7 +87,7 @@ def data(tmp_path) -> Path:
 
 
 def metrics_of(runs, data, alias="mdc", *more) -> dict:
-    return evaluate(*flags(runs, data, alias)[1:], "--task", "cloze", *more)["metrics"]
+    return evaluate(*flags(runs, data, alias), "--task", "cloze", *more)["metrics"]
 
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
