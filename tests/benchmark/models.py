@@ -22,7 +22,7 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
 
 def evaluate(*flags, name: str = "result") -> dict:
     """Return the result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
-    cli.main(["eval", "--num_workers", "0", "--quiet", "--output", f"{name}.json", *map(str, flags)])
+    cli.main(["eval", "--num_workers", "0", "--output", f"{name}.json", *map(str, flags)])
     return read_json(f"{name}.json")
 
 

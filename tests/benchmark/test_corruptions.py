@@ -60,8 +60,7 @@ def test_brightness_is_a_factor():
 
 
 def evaluate(runs, name, *arguments) -> dict:
-    return models.evaluate("--model", "mdc", "--pretrained", runs / "mdc", *arguments, "--no_amp", "--skip_existing",
-                           name=name)
+    return models.evaluate(*models.flags_of(runs, *arguments, "--no_amp", "--skip_existing"), name=name)
 
 
 @pytest.fixture
@@ -72,8 +71,7 @@ def captioned(tmp_path):
 def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, captioned, tmp_path, monkeypatch):
     """A test set that was corrupted beforehand gives the same captions."""
     name, weights = save_clip(tmp_path)
-    command = ("--dataset", "wds/x", "--dataset_root", captioned, "--task", "captioning", "--caption_length", 6,
-               "--batch_size", 2)
+    command = ("wds/x", captioned, "--task", "captioning", "--caption_length", 6, "--batch_size", 2)
     clip = ("--clip", f"{name}:{weights}", "--clip_scale", "1")
     noisy = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5")
     with monkeypatch.context() as patch:
@@ -113,8 +111,8 @@ def test_a_probe_is_trained_on_clean_images_and_tested_on_corrupted_ones(runs, t
     seen, corrupt = [], corruptions.Corruption.__call__
     monkeypatch.setattr(corruptions.Corruption, "__call__", lambda self, image: seen.append(image.tobytes()) or corrupt(
         self, image))
-    found = evaluate(runs, "probe", "--dataset", "wds/x", "--dataset_root", root, "--task", "linear_probe",
-                     "--corruption", "jpeg:5", "--feature_root", tmp_path / "features", "--batch_size", 8)
+    found = evaluate(runs, "probe", "wds/x", root, "--task", "linear_probe", "--corruption", "jpeg:5", "--batch_size",
+                     8)
     assert set(seen) == {make_image(i).tobytes() for i in range(24)}  # those of the test split
     assert found["settings"]["corruption"] == "jpeg:5"
 
@@ -123,8 +121,7 @@ def test_selection_is_among_the_captions_of_corrupted_images(runs, tmp_path):
     root = order_data(tmp_path / "order")
     values = {}
     for corruption in ((), ("--corruption", "jpeg:0"), ("--corruption", "gaussian_noise:5")):
-        result = evaluate(runs, "x", "--dataset", "aro/coco_order", "--dataset_root", root, "--task",
-                          "image_caption_selection", *corruption)
+        result = evaluate(runs, "x", "aro/coco_order", root, *corruption)
         values[corruption[-1:]] = read_json(tmp_path / "items" / "x.json")["values"]
         assert result["settings"]["corruption"] == (corruption[1] if corruption else None)
     assert values[()] == values["jpeg:0",]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import make_image, picture, png, write_csv, write_json
-from models import evaluate
+from models import evaluate, flags_of
 
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics.selection_metrics import selection_metrics
@@ -131,8 +131,7 @@ def test_each_case_has_its_images_and_captions_the_right_ones_first(tmp_path, na
 @pytest.mark.parametrize("name", ["sugar_crepe_pp/swap_obj", "whatsup/controlled_images_a", "bivlc"])
 def test_every_set_is_scored_by_the_command_plain_blind_and_debiased(runs, clip_benchmark, tmp_path, name):
     write_files(tmp_path / "set", name)
-    metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", name, "--dataset_root",
-                       tmp_path / "set")["metrics"]
+    metrics = evaluate(*flags_of(runs, name, tmp_path / "set"))["metrics"]
     assert metrics["cases"] == COUNT and metrics["scorer"] == "heuristic"
     for number in ("text_acc", *(("image_acc", "acc") if name in TWO_IMAGES else ())):
         assert all(0 <= metrics[f"{number}{row}"] <= 1 for row in ("", "_blind", "_debiased"))
@@ -161,8 +160,7 @@ def test_statements_of_nlvr_are_judged_one_by_one(runs, clip_benchmark, tmp_path
     dataset = build_dataset("nlvr/dev", tmp_path / "set")
     assert len(dataset) == 12 * COUNT and dataset[0][1] == [TRUE[0]]
     assert all(case.right == (case.images[0].name.split("-")[2] == "0") for case in dataset.cases)
-    metrics = evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "nlvr/dev", "--dataset_root",
-                       tmp_path / "set")["metrics"]
+    metrics = evaluate(*flags_of(runs, "nlvr/dev", tmp_path / "set"))["metrics"]
     assert metrics["cases"] == 12 * COUNT and metrics["majority"] == 0.5
     assert metrics["auc_blind"] == 0.5  # each sentence is as often true as false
     assert 0 <= metrics["text_acc_debiased"] <= 1 and "text_acc" not in metrics

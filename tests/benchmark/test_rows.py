@@ -2,11 +2,11 @@
 import json
 from pathlib import Path
 
+import models
 import pytest
 import torch
 from conftest import make_image, picture, read_json
 
-from clip_benchmark_ext import cli
 from clip_benchmark_ext.datasets import known, masks
 from clip_benchmark_ext.datasets.readers import CASES, FORMS
 from clip_benchmark_ext.metrics import selection_metrics
@@ -77,10 +77,7 @@ CAPTIONS = {"docci": docci, "dci": dci, "iiw/docci_aar": iiw, "urban1k": urban1k
 
 
 def evaluate(runs, dataset, *flags) -> dict:
-    cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", dataset, "--dataset_root",
-              "data", "--num_workers", "0", "--batch_size", "2", *map(str, flags), "--output",
-              "result.json"])
-    return read_json("result.json")
+    return models.evaluate(*models.flags_of(runs, dataset, "data", "--batch_size", 2, *flags))
 
 
 @pytest.mark.parametrize("name", CAPTIONS)
@@ -112,7 +109,7 @@ def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
 
 def test_long_captions_are_retrieved_and_other_tasks_are_named(runs, tmp_path):
     urban1k(tmp_path / "data")
-    metrics = evaluate(runs, "urban1k", "--recall_k", "1", "--quiet")["metrics"]
+    metrics = evaluate(runs, "urban1k", "--recall_k", "1")["metrics"]
     assert metrics["images"] == metrics["captions"] == 4 and 0 <= metrics["text_retrieval_recall@1_debiased"] <= 1
     assert read_json(tmp_path / "result.json")["task"] == "zeroshot_retrieval"
     with pytest.raises(SystemExit, match="urban1k has captions: give --task zeroshot_retrieval or captioning or cloze"):
@@ -136,10 +133,10 @@ def test_several_classes_of_an_image_are_probed_and_classified(runs, tmp_path, c
     assert [row["class"] for row in probed["of_classes"]] == VOC and "| sofa | " in capsys.readouterr().out
     assert "lp_acc1" not in probed["metrics"]
     with pytest.raises(SystemExit, match="--fewshot_k needs one class"):
-        evaluate(runs, *flags, "--fewshot_k", "2", "--quiet")
+        evaluate(runs, *flags, "--fewshot_k", "2")
     with pytest.raises(SystemExit, match="several classes, give --task linear_probe"):
-        evaluate(runs, "voc2007_official", "--task", "probe", "--quiet")
-    metrics = evaluate(runs, "voc2007_official", "--scorer", "heuristic", "--quiet")["metrics"]
+        evaluate(runs, "voc2007_official", "--task", "probe")
+    metrics = evaluate(runs, "voc2007_official", "--scorer", "heuristic")["metrics"]
     assert 0 < metrics["map_11_points_debiased"] <= 1 and 0 < metrics["mean_average_precision"] <= 1
 
 
@@ -185,7 +182,7 @@ def test_data_sets_of_a_file_of_yours_are_evaluated(runs, tmp_path):
         f"{name},{kind},{split}\n" for split in ("train", "test") for name, kind in zip(names, "owl jay".split() * 2,
                                                                                        strict=True)))
     write(tmp_path / "own.json", OWN)
-    own = ("--datasets", tmp_path / "own.json", "--quiet")
+    own = ("--datasets", tmp_path / "own.json")
     found = evaluate(runs, "mine", *own)
     assert found["metrics"]["cases"] == 4 and "text_acc_debiased" in found["metrics"]
     assert len(found["settings"]["datasets_sha256"][0]) == 64
@@ -214,7 +211,7 @@ def test_a_reader_of_a_plug_in_is_a_row_too(runs, tmp_path):
         "def read(name, root, **_):\n"
         f"    return [Case('a', (root / {image.name!r},), ('a dog', 'a cat'), name)], {{'facts': 1}}\n"
         "ROWS['of_a_plugin'] = Row(read, PAIRS)\n")
-    metrics = evaluate(runs, "of_a_plugin", "--plugin", tmp_path / "my_set.py", "--quiet")["metrics"]
+    metrics = evaluate(runs, "of_a_plugin", "--plugin", tmp_path / "my_set.py")["metrics"]
     assert metrics["cases"] == metrics["facts"] == 1
 
 

@@ -132,10 +132,10 @@ def test_a_result_is_made_again_when_a_file_holds_something_else(runs, tmp_path,
     make, flags, changes = KINDS[kind]
     root = make(tmp_path / "data")
     command = flags_of(runs, flags[0], root, *flags[1:], "--batch_size", 4)
-    first = evaluate(*command)
+    evaluate(*command)
     for path in root.rglob("*.*"):
         os.utime(path, (1, 1))
-    assert evaluate(*command) == first
+    assert skipped(*command)
     for change, *names in changes:
         paths = [root / name for name in names]
         before = [path.read_bytes() for path in paths]

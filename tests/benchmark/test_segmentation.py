@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SHARED, make_image, needs_data, png, refused, saved, seeded, write_tar
-from models import evaluate
+from models import evaluate, flags_of
 from PIL import Image
 
 from clip_benchmark_ext.datasets import masks
@@ -129,8 +129,7 @@ def halves(root: Path, count: int = 24) -> Path:
 
 
 def segmented(runs, root: Path, *more) -> dict:
-    return evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "masks", "--dataset_root", root,
-                    "--no_amp", *more)
+    return evaluate(*flags_of(runs, "masks", root, "--no_amp", *more))
 
 
 @pytest.mark.usefixtures("clip_benchmark")
