@@ -59,13 +59,19 @@ def tiny_clip(**text_cfg) -> CLIP:
     return model.eval()
 
 
+def known(folder: Path, name: str, config: dict) -> tuple[str, str]:
+    """Make OpenCLIP know a model: what --model takes, and --pretrained once its weights are there."""
+    write_json(folder / f"{name}.json", config)
+    open_clip.add_model_config(folder / f"{name}.json")
+    torch.manual_seed(0)
+    return name, str(folder / f"{name}.pt")
+
+
 def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[str, str]:
     """A CLIP model that OpenCLIP knows: what --model and --pretrained take."""
-    config, weights = folder / f"{name}.json", folder / f"{name}.pt"
-    write_json(config, CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg})
+    name, weights = known(folder, name, CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg})
     torch.save(tiny_clip(**text_cfg).state_dict(), weights)
-    open_clip.add_model_config(config)
-    return name, str(weights)
+    return name, weights
 
 
 def built(dataset: str, root: Path, task: str, transform=None, **more):
