@@ -1,4 +1,5 @@
 """Claims about corrupted images."""
+from unittest.mock import patch
 
 import models
 import pytest
@@ -106,22 +107,13 @@ def other_weights(tmp_path, weights: str) -> str:
     return str(tmp_path / "other.pt")
 
 
-def test_a_probe_is_trained_on_clean_images_and_tested_on_corrupted_ones(runs, tmp_path, monkeypatch):
-    root = labelled_webdataset(tmp_path / "labelled", ["a", "b"], ["{c}"])
-    seen, corrupt = [], corruptions.Corruption.__call__
-    monkeypatch.setattr(corruptions.Corruption, "__call__", lambda self, image: seen.append(image.tobytes()) or corrupt(
-        self, image))
-    found = evaluate(runs, "probe", "wds/x", root, "--task", "linear_probe", "--corruption", "jpeg:5", "--batch_size",
-                     8)
-    assert set(seen) == {make_image(i).tobytes() for i in range(24)}  # those of the test split
+@pytest.mark.parametrize("make, dataset, task, count", [
+    (lambda root: labelled_webdataset(root, ["a", "b"], ["{c}"]), "wds/x", "linear_probe", 24),
+    (order_data, "aro/coco_order", "image_caption_selection", 12)])
+def test_images_of_testing_alone_are_corrupted(runs, tmp_path, make, dataset, task, count):
+    root = make(tmp_path / "data")
+    corrupt = corruptions.Corruption.__call__
+    with patch.object(corruptions.Corruption, "__call__", autospec=True, side_effect=corrupt) as seen:
+        found = evaluate(runs, "x", dataset, root, "--task", task, "--corruption", "jpeg:5", "--batch_size", 8)
+    assert {call.args[1].tobytes() for call in seen.call_args_list} == {make_image(i).tobytes() for i in range(count)}
     assert found["settings"]["corruption"] == "jpeg:5"
-
-
-def test_selection_is_among_the_captions_of_corrupted_images(runs, tmp_path):
-    root = order_data(tmp_path / "order")
-    values = {}
-    for corruption in ((), ("--corruption", "jpeg:0"), ("--corruption", "gaussian_noise:5")):
-        result = evaluate(runs, "x", "aro/coco_order", root, *corruption)
-        values[corruption[-1:]] = read_json(tmp_path / "items" / "x.json")["values"]
-        assert result["settings"]["corruption"] == (corruption[1] if corruption else None)
-    assert values[()] == values["jpeg:0",]

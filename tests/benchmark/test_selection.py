@@ -8,7 +8,7 @@ import torch
 
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics import selection_metrics as metrics_of_scores
-from clip_benchmark_ext.metrics.selection_metrics import clip_benchmarks_metrics, debiased_score, symmetric_relations
+from clip_benchmark_ext.metrics.selection_metrics import clip_benchmarks_metrics, symmetric_relations
 from clip_benchmark_ext.metrics.sugar_crepe import group_averages
 from clip_benchmark_ext.selection_datasets import find_row
 
@@ -39,14 +39,6 @@ def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
     metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
     assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "full_stop_differs": 0, "capital_differs": 0,
                        "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2, "tied_cases": "row1 row4"}
-
-
-def test_the_debiased_score_subtracts_alpha_times_the_blind_one():
-    assert debiased_score([-3.0, -5.0], [-1.0, -4.0]).tolist() == [-2.0, -1.0]
-    assert debiased_score([-3.0, -5.0], [-1.0, -4.0], alpha=0.5).tolist() == [-2.5, -3.0]
-    assert debiased_score([-3.0, -5.0], [-1.0, -4.0], alpha=0).tolist() == [-3.0, -5.0]
-    assert debiased_score([[-3.0, -5.0], [-2.0, -7.0]], [-1.0, -4.0]).tolist() == [[-2.0, -1.0], [-1.0, -3.0]]
-    assert debiased_score(torch.tensor([-3.0]), torch.tensor([-1.0])).tolist() == [-2.0]
 
 
 def test_equal_texts_tie_whatever_noise_the_scorer_added():
