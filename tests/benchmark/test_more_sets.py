@@ -173,9 +173,10 @@ def test_the_numbers_of_statements_are_counted_by_hand():
              for i, (sentence, right) in enumerate((("x", 1), ("x", 0), ("y", 1), ("y", 0), ("z", 1)))]
     scores = [[2.0], [-1.0], [0.5], [1.0], [-3.0]]
     metrics, items = statement_metrics({"plain": scores, "debiased": scores}, cases)
-    assert metrics["text_acc_debiased"] == 3 / 5 and items["values"]["text_acc_debiased"] == [1, 1, 1, 0, 0]
-    assert metrics["consistency_debiased"] == 1 / 3 and metrics["majority"] == 3 / 5
-    assert metrics["auc"] == 3 / 6  # of true against false: 2 is above both, 0.5 above one, -3 above none
+    assert metrics.items() >= {
+        "text_acc_debiased": 3 / 5, "consistency_debiased": 1 / 3, "majority": 3 / 5,
+        "auc": 3 / 6}.items()  # of true against false: 2 is above both, 0.5 above one, -3 above none
+    assert items["values"]["text_acc_debiased"] == [1, 1, 1, 0, 0]
 
 
 def test_a_surface_that_a_right_caption_has_too_gives_nothing_away():
@@ -186,16 +187,13 @@ def test_a_surface_that_a_right_caption_has_too_gives_nothing_away():
 
 
 def test_pairs_and_sets_of_whatsup_count_only_when_all_their_places_are_right():
-    places = ("left", "right", "on", "under")
     cases = [Case(f"{thing} {place}", (Path("x.png"),), ("a", "b", "c", "d"), f"{thing} {place} table")
-             for thing in ("mug", "cap", "pen") for place in places]
-    right = dict.fromkeys((case.key for case in cases), True) | {"cap under": False, "pen left": False, "pen on": False}
-    scores = [[1, 0, 0, 0] if right[case.key] else [0, 1, 0, 0] for case in cases]
+             for thing in ("mug", "cap", "pen") for place in ("left", "right", "on", "under")]
+    scores = [[case.key not in ("cap under", "pen left", "pen on"), 0.5, 0, 0] for case in cases]
     metrics, _ = selection_metrics(find_row("whatsup/controlled_images_a").metric, {"plain": scores}, cases)
-    assert metrics["text_acc"] == 9 / 12
-    assert metrics["pair_acc"] == 3 / 6  # of pen none, of cap left and right
-    assert metrics["set_acc"] == 1 / 3
-    assert [metrics[f"text_acc_{place}"] for place in places] == [2 / 3, 1, 2 / 3, 2 / 3]
+    assert metrics.items() >= {"text_acc": 9 / 12, "pair_acc": 3 / 6,  # of pen none, of cap left and right
+                               "set_acc": 1 / 3, "text_acc_left": 2 / 3, "text_acc_right": 1, "text_acc_on": 2 / 3,
+                               "text_acc_under": 2 / 3}.items()
 
 
 def test_the_numbers_of_each_kind_are_the_metrics_of_its_cases():
@@ -203,8 +201,8 @@ def test_the_numbers_of_each_kind_are_the_metrics_of_its_cases():
              for i, kind in enumerate(("Camera Perspective", "Color", "Color"))]
     scores = [[[2, 1], [1, 2]], [[2, 1], [3, 4]], [[1, 2], [0, 3]]]  # both, text alone, image alone
     metrics, _ = selection_metrics(find_row("mmvp_vlm").metric, {"blind": scores}, cases)
-    assert [metrics[f"{name}_camera_perspective_blind"] for name in ("text_acc", "image_acc", "acc")] == [1, 1, 1]
-    assert [metrics[f"{name}_color_blind"] for name in ("text_acc", "image_acc", "acc")] == [0.5, 0.5, 0]
+    for kind, shares in (("camera_perspective", [1, 1, 1]), ("color", [0.5, 0.5, 0])):
+        assert [metrics[f"{name}_{kind}_blind"] for name in ("text_acc", "image_acc", "acc")] == shares
 
 
 @pytest.mark.parametrize("name, file, old, new, words", [

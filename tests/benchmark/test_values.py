@@ -4,6 +4,7 @@ Everything runs under autocast, as users run it. There a network call with anoth
 of bfloat16, and likelihoods by some hundredths of a nat. So only cases with a larger margin are compared.
 """
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -36,13 +37,8 @@ def order(tmp_path_factory):
 @torch.no_grad()
 def log_probs(model, patches, text):
     """log p [n, V] at each position of a text without padding, given patch tokens [P, D]."""
-    model.encode_image_tokens = lambda image: patches[None]
-    try:
-        valid = torch.ones(1, len(text), dtype=torch.bool)
-        with torch.autocast("cpu"):
-            return model.logits(torch.zeros(1), text[None], valid)[0].double().log_softmax(-1)
-    finally:
-        del model.encode_image_tokens
+    with patch.object(model, "encode_image_tokens", lambda image: patches[None]), torch.autocast("cpu"):
+        return model.logits(None, text[None], torch.ones(1, len(text), dtype=torch.bool))[0].double().log_softmax(-1)
 
 
 def score_by_hand(model, patches, text, method, interval=(0, 1), **_):
@@ -76,13 +72,10 @@ def rows_by_hand(model, tokenizer, images, captions, options):
     """Plain and blind scores [N, C] of images [N, 3, H, W] and N lists of captions."""
     with torch.no_grad(), torch.autocast("cpu"):
         patches = model.encode_image_tokens(images)
-    mean = patches.mean(0)
-    rows = {"plain": [], "blind": []}
-    for own, texts in zip(patches, captions, strict=True):
-        ids = [trim(text, model.vocab_size) for text in tokenizer(texts)]
-        rows["plain"].append([score_by_hand(model, own, text, **options) for text in ids])
-        rows["blind"].append([score_by_hand(model, mean, text, **options) for text in ids])
-    return {name: np.array(row) for name, row in rows.items()}
+    ids = [[trim(text, model.vocab_size) for text in tokenizer(texts)] for texts in captions]
+    return {row: np.array([[score_by_hand(model, own, text, **options) for text in texts]
+                           for own, texts in zip(seen, ids, strict=True)])
+            for row, seen in (("plain", patches), ("blind", patches.mean(0, keepdim=True).expand_as(patches)))}
 
 
 def check_accuracy(accuracy, scores, tolerance):
@@ -104,9 +97,8 @@ def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_
     model, transform, tokenizer = load(str(runs / alias))
     dataset = build_dataset("aro/coco_order", order, transform)
     loader = DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
-    images = torch.stack([dataset[i][0] for i in range(len(dataset))])
-    captions = [list(case.captions) for case in dataset.cases]
-    rows = rows_by_hand(model, tokenizer, images, captions, options)
+    images, captions = zip(*dataset, strict=True)
+    rows = rows_by_hand(model, tokenizer, torch.stack(images), captions, options)
     rows["debiased"] = rows["plain"] - 0.5 * rows["blind"]
 
     with torch.autocast("cpu"):
