@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -87,9 +88,6 @@ def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]]
     Args:
         metadata: KEY.json of some samples.
     """
-    (root / "test").mkdir(parents=True)
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text(f"{len(shards)}\n")
     for number, samples in enumerate(shards):
         content = {}
         for key, (image, captions) in samples.items():
@@ -98,6 +96,8 @@ def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]]
             if key in metadata:
                 content[f"{key}.json"] = json.dumps(metadata[key]).encode()
         write_tar(root / "test" / f"{number}.tar", content)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text(f"{len(shards)}\n")
     return root
 
 
@@ -108,13 +108,12 @@ def labelled_webdataset(root: Path, classes: list[str], templates: list[str], pe
     Image i has class i modulo their number. The first of several shards is the longest.
     """
     for split, first in (("train", 1000), ("test", 0)):
-        (root / split).mkdir(parents=True)
-        (root / split / "nshards.txt").write_text(str(shards))
-        ends = [per_split - 3 * (shards - 1 - shard) for shard in range(shards)]
-        for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        starts = range(per_split - 3 * (shards - 1), per_split, 3)  # of the shards behind the first
+        for shard, rows in enumerate(np.split(np.arange(per_split), starts)):
             write_tar(root / split / f"{shard}.tar", {
-                name: data for i in range(start, end)
-                for name, data in ((f"{i}.png", png(first + i)), (f"{i}.cls", str(i % len(classes)).encode()))})
+                name: data for i in rows.tolist()
+                for name, data in ((f"{i}.png", png(first + i)), (f"{i}.cls", b"%d" % (i % len(classes))))})
+        (root / split / "nshards.txt").write_text(str(shards))
     (root / "classnames.txt").write_text("\n".join(classes))
     (root / "zeroshot_classification_templates.txt").write_text("\n".join(templates))
     return root

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from conftest import SHARED, needs_data, read_json
@@ -61,11 +62,9 @@ def children() -> set[str]:
 @needs_data("cococaption")
 def test_cocos_example_gets_its_published_scores():
     folder = SHARED / "cococaption"
-    candidates = {row["image_id"]: row["caption"]
-                  for row in read_json(folder / "captions_val2014_fakecap_results.json")}
-    references = {}
-    for row in read_json(folder / "captions_val2014_fakecap_references.json")["annotations"]:
-        references.setdefault(row["image_id"], []).append(row["caption"])
+    candidates, references = (pd.DataFrame(rows).groupby("image_id")["caption"].agg(how).to_dict() for rows, how in (
+        (read_json(folder / "captions_val2014_fakecap_results.json"), "first"),
+        (read_json(folder / "captions_val2014_fakecap_references.json")["annotations"], list)))
     published = read_json(folder / "published_scores.json")["published"]["scores"]
     scored = score_captions(candidates, references)
     assert scored.word_tokenizer == "PTB"
