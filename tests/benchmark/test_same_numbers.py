@@ -1,12 +1,11 @@
 """Claims about results: they depend on the content of the data files, and not on the number of workers."""
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import models
 import pytest
-from conftest import picture, read_json, write_json
+from conftest import members, picture, read_json, write_json, write_tar
 from models import captioned_webdataset, flags_of, labelled_webdataset, order_data, save_clip, skipped
 from safetensors.torch import load_file
 
@@ -79,13 +78,8 @@ def swap(*paths: Path) -> None:
 
 
 def rotate_labels(path: Path) -> None:
-    content = path.read_bytes()
-    with tarfile.open(path) as tar:
-        for member in tar:
-            if member.name.endswith(".cls"):
-                place = member.offset_data
-                content = content[:place] + str((int(content[place:place + 1]) + 1) % 3).encode() + content[place + 1:]
-    path.write_bytes(content)
+    write_tar(path, {name: b"%d" % ((int(data) + 1) % 3) if name.endswith(".cls") else data
+                     for name, data in members(path).items()})
 
 
 def swap_captions(path: Path) -> None:
