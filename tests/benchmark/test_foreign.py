@@ -27,7 +27,6 @@ from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.models.foreign.coca import CoCaCaptioner
 from open_clip_mdc.text.special_tokens import caption_lengths
 
-pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 VOCAB, CONTEXT = 7, 5
 
@@ -223,7 +222,7 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
             writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": CAPTION_SEPARATOR.join(captions)})
     argv = ("score", *flags[:4], "--pairs", tmp_path / "pairs.tar", "--alpha", 0.5, "--workers", 0)
     assert complaint_of(*argv, "--precision", "bf16", "--out", tmp_path / "scores") is None
-    table = pq.read_table(tmp_path / "scores" / "pairs.parquet")
+    table = pd.read_parquet(tmp_path / "scores" / "pairs.parquet")
     score, blind, debiased = (table[name].to_numpy().reshape(40, 5) for name in ("score", "blind", "debiased"))
     for suffix, scores in (("", score), ("_blind", blind), ("_debiased", debiased)):
         assert selected[f"text_acc{suffix}"] == pytest.approx(np.mean(scores.argmax(1) == 0))
@@ -232,7 +231,7 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
     with torch.autocast("cpu"):
         own = log_likelihood(model, image[None], tokenizer(captions)[None])
     assert score[3] == pytest.approx(own[0].numpy(), abs=1e-2)
-    assert table["num_tokens"].to_pylist()[15:20] == [len(tokenizer.encode(caption)) + 1 for caption in captions]
+    assert table["num_tokens"][15:20].tolist() == [len(tokenizer.encode(caption)) + 1 for caption in captions]
     # A caption of all images, in a file.
     Path("captions.txt").write_text("\n".join(CAPTIONS))
     assert complaint_of("score", *flags[:4], "--images", data / "val2014", "--captions", "captions.txt", "--out",

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_
 from clip_benchmark_ext.tasks import linear_probe
 from clip_benchmark_ext.tasks.linear_probe import Settings, best_weight_decay, evaluate
 
-NUM_CLASSES, WIDTH = 8, 16
+WIDTH = 16
 
 
 class Vectors(torch.nn.Module):
@@ -23,7 +23,7 @@ class Vectors(torch.nn.Module):
         return image.flatten(1)
 
 
-def clusters(num_rows, seed, noise=0.8, num_classes=NUM_CLASSES):
+def clusters(num_rows, seed, noise=0.8, num_classes=8):
     """Return rows around one point per class.
 
     The noise makes classes overlap, so that accuracies lie between 50 and 90 %.

@@ -19,8 +19,6 @@ from clip_benchmark_ext.tasks import heads, knn, linear_probe, probe
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.towers import patch_tokens, tower
 
-CLASSES = ["red", "blue", "green"]
-
 
 def test_votes_of_neighbours_are_those_of_a_loop(monkeypatch):
     monkeypatch.setattr(knn, "KS", (1, 10, 20, 100))
@@ -83,12 +81,11 @@ def test_attention_finds_what_the_mean_over_patches_has_lost():
     assert probe.probe_features(data, -1, linear_probe.Settings(32, 0.1, 20, 0, "cpu", False))[1]["lp_acc1"] < 0.65
 
 
-TOWERS = [dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
-          dict(timm_model_name="test_vit", image_size=160), dict(timm_model_name="test_convnext", image_size=64)]
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("vision", TOWERS, ids=["native", "timm's ViT", "feature maps"])
+@pytest.mark.parametrize("vision", [
+    dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
+    dict(timm_model_name="test_vit", image_size=160), dict(timm_model_name="test_convnext", image_size=64),
+], ids=["native", "timm's ViT", "feature maps"])
 def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
     torch.manual_seed(0)
     visual = towers.build({"vision_cfg": vision}, None, False)
@@ -120,7 +117,7 @@ def evaluate(runs: Path, data: Path, *flags, name: str = "result") -> dict:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return labelled_webdataset(tmp_path_factory.mktemp("labelled"), CLASSES, ["a {c}"])
+    return labelled_webdataset(tmp_path_factory.mktemp("labelled"), ["red", "blue", "green"], ["a {c}"])
 
 
 @pytest.fixture

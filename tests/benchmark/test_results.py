@@ -32,17 +32,16 @@ def strict(path) -> dict:
 SELECTION = ("aro/coco_order",)
 PROBE = ("wds/tiny", "--task", "linear_probe")
 MONTE_CARLO, MORE = (("--scorer", "monte_carlo", "--num_samples", draws) for draws in "48")
-CHANGES = [  # what was done, and what is asked for now
+
+
+@pytest.mark.parametrize("task, before, after", [
     (SELECTION, (), MONTE_CARLO),
     (SELECTION, MONTE_CARLO, MORE),
     (SELECTION, (), ("--alpha", "0.5")),
     (SELECTION, (), ("--no_amp",)),
     (PROBE, (), ("--feature", "cls")),
     (PROBE, (), ("--fewshot_epochs", "3")),
-]
-
-
-@pytest.mark.parametrize("task, before, after", CHANGES, ids=lambda value: " ".join(value))
+], ids=lambda value: " ".join(value))
 def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, caplog, task, before, after):
     command = flags_of(runs, task[0], data, *task[1:])
     first = evaluate(*command, *before)

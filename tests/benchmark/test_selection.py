@@ -20,23 +20,15 @@ def selection_metrics(name, scores, cases):
 RIGHT, TIE, WRONG = [2.0, 1.0], [1.0, 1.0], [1.0, 2.0]
 
 
-def pair_cases(groups):
-    """One case with a right and a wrong caption per group name."""
-    return [Case(f"row{i}", (Path("x.png"),), (f"right {i}", f"wrong {i}"), group) for i, group in enumerate(groups)]
-
-
-def order_cases(count):
-    return [Case(f"row{i}", (Path("x.png"),), tuple(f"order {j} of {i}" for j in range(5)), "coco_order")
-            for i in range(count)]
-
-
-def winoground_cases(count):
-    return [Case(f"row{i}", (Path("a.png"), Path("b.png")), (f"x {i}", f"y {i}"), "Object") for i in range(count)]
+def cases_of(groups, captions=2, images=1):
+    """One case per group name, with so many captions, the first of which is right."""
+    return [Case(f"row{i}", (Path("x.png"),) * images, tuple(f"text {j} of {i}" for j in range(captions)), group)
+            for i, group in enumerate(groups)]
 
 
 @pytest.mark.parametrize("name", ["sugar_crepe/swap_obj", "valse/existence"])
 def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
-    metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
+    metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, cases_of("ggggg"))
     assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "full_stop_differs": 0, "capital_differs": 0,
                        "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2, "tied_cases": "row1 row4"}
 
@@ -80,7 +72,7 @@ def test_pairs_that_their_surface_gives_away_are_counted_marked_and_left_out_of_
 
 def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict_number_too():
     scores = [[5, 4, 3, 2, 1], [5, 5, 3, 2, 1], [4, 5, 3, 2, 1], [4, 4, 5, 2, 1], [1, 1, 1, 1, 1]]
-    metrics = selection_metrics("aro/flickr30k_order", {"plain": scores}, order_cases(5))
+    metrics = selection_metrics("aro/flickr30k_order", {"plain": scores}, cases_of(["coco_order"] * 5, 5))
     assert metrics.items() >= {
         "text_acc": np.mean([np.argmax(row) == 0 for row in scores]),  # Precision@1 of the official code
         "text_acc_strict": 0.2, "ties": 2, "tied_cases": "row1 row4", "ties_count_as": "right"}.items()
@@ -90,7 +82,7 @@ def test_vg_relation_averages_over_relations_without_the_excluded_ones():
     # "on" 3 of 4, "behind" 0 of 1, and "near", which is excluded, 0 of 2
     groups = ["on"] * 4 + ["behind", "near", "near"]
     metrics = selection_metrics("aro/vg_relation", {"plain": [RIGHT, RIGHT, RIGHT, TIE, WRONG, WRONG, TIE]},
-                                pair_cases(groups))
+                                cases_of(groups))
     assert len(symmetric_relations()) == 157
     assert "near" in symmetric_relations() and not {"on", "behind"} & symmetric_relations()
     assert metrics.items() >= {"text_acc": (3 / 4 + 0) / 2, "text_acc_macro": (3 / 4 + 0) / 2, "text_acc_micro": 3 / 5,
@@ -101,13 +93,13 @@ def test_vg_attribution_averages_over_ordered_pairs_with_at_least_25_cases():
     # white_round has 25 rows with 20 right, round_white 24 rows (too few, another pair), red_big 50 rows, all right
     groups = ["white_round"] * 25 + ["round_white"] * 24 + ["red_big"] * 50
     scores = [RIGHT] * 20 + [WRONG] * 4 + [TIE] + [WRONG] * 24 + [RIGHT] * 50
-    metrics = selection_metrics("aro/vg_attribution", {"plain": scores}, pair_cases(groups))
+    metrics = selection_metrics("aro/vg_attribution", {"plain": scores}, cases_of(groups))
     assert metrics.items() >= {"text_acc": (20 / 25 + 1) / 2, "text_acc_micro": 70 / 75, "cases": 99, "groups": 2,
                                "cases_in_groups": 75}.items()
 
 
 def test_an_official_average_over_nothing_is_missing_and_says_why(caplog):
-    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT], "blind": [TIE]}, pair_cases(["red_big"]))
+    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT], "blind": [TIE]}, cases_of(["red_big"]))
     assert metrics["text_acc"] is metrics["text_acc_micro"] is metrics["text_acc_blind"] is None
     assert metrics["groups"] == 0 and "keeps none of these 1 cases" in metrics["text_acc_missing"]
     assert "keeps none of these 1 cases" in caplog.text
@@ -156,7 +148,7 @@ def test_winoground_text_image_and_group_score_are_strict():
         "text tie": [[2, 2], [1, 3]],  # image 0 cannot decide, but both captions find their image
         "image tie": [[2, 1], [2, 3]],  # caption 0 cannot decide
     }
-    metrics = selection_metrics("winoground", {"plain": list(cases.values())}, winoground_cases(6))
+    metrics = selection_metrics("winoground", {"plain": list(cases.values())}, cases_of(["Object"] * 6, images=2))
     assert metrics.items() >= {"text_acc": 3 / 6, "image_acc": 3 / 6, "acc": 1 / 6, "ties": 1, "tied_cases": "row4",
                                "image_ties": 1, "cases": 6}.items()
 
@@ -169,13 +161,13 @@ def test_winoground_text_image_and_group_score_are_strict():
 ])
 def test_scores_that_do_not_fit_the_cases_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
-        selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, pair_cases("gg"))
+        selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, cases_of("gg"))
 
 
 def test_impossible_captions_are_compared_without_nan():
     infinite = -math.inf
     metrics = selection_metrics("sugar_crepe/swap_obj", {"plain": [[-1.0, infinite], [infinite, infinite]]},
-                                pair_cases("gg"))
+                                cases_of("gg"))
     assert metrics["text_acc"] == 0.5 and metrics["ties"] == 1
 
 
@@ -186,7 +178,7 @@ def result(subset, right, wrong, tie=0, **extra):
     """A result file as clip_benchmark writes it, of a subset with these outcomes."""
     plain = [RIGHT] * right + [WRONG] * wrong + [TIE] * tie
     metrics = selection_metrics(f"sugar_crepe/{subset}", {"plain": plain, "blind": [WRONG] * len(plain)},
-                                pair_cases([subset] * len(plain)))
+                                cases_of([subset] * len(plain)))
     return {"dataset": f"sugar_crepe/{subset}", "metrics": {**metrics, **extra}}
 
 

@@ -10,7 +10,6 @@ from PIL import Image
 
 import open_clip_mdc
 
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 SHAPES = (96, 64), (64, 96), (160, 90)  # 3:2, 2:3, 16:9, width and height
 transformers = pytest.importorskip("transformers")
 
@@ -41,8 +40,7 @@ def test_an_export_cuts_pictures_as_the_model_does(tmp_path, pictures, size, mod
                         *["transformers"] * square) is None
     encoder, transform = timm_export(tmp_path / "out")
     features = open_clip_mdc.load(run, device="cpu").encode_image(pictures)
-    by_open_clip = image_transform_v2(PreprocessCfg(size, mean=MEAN, std=STD, interpolation=interpolation,
-                                                    resize_mode=mode), is_train=False)
+    by_open_clip = image_transform_v2(PreprocessCfg(size, interpolation=interpolation, resize_mode=mode), False)
     for path, feature in zip(pictures, features, strict=True):
         expected, found = by_open_clip(Image.open(path)), transform(Image.open(path))
         assert torch.equal(found, expected)

@@ -13,14 +13,12 @@ from conftest import complaint_of, json_lines, picture
 from open_clip_mdc.bulk.units import check_source, source_of
 from open_clip_mdc.cli import caption, search
 
-NUMBER = 12
-
 
 @pytest.fixture
 def photos(here):
     """Two folders with the same names and other pictures, and a link to the first."""
     for first, folder in ((0, "a"), (50, "b")):
-        for number in range(NUMBER):
+        for number in range(12):
             picture(here / folder / f"{number:02d}.png", first + number, 64)
     Path("photos").symlink_to("a")
 
