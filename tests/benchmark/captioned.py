@@ -1,8 +1,8 @@
 """Captioned images, and the captioning task on them by the real command."""
-import json
 from pathlib import Path
 
 import models
+from conftest import read_json
 from models import captioned_webdataset
 
 REFERENCES = [  # of the seven images
@@ -20,12 +20,11 @@ def captioned(root: Path) -> Path:
 
 
 def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:
-    return [str(x) for x in ("eval", "--model", alias, "--pretrained", runs / alias, "--dataset", dataset,
-                             "--dataset_root", data, "--task", "captioning", "--batch_size", 2, "--num_workers", 0,
-                             "--no_amp", "--quiet")]
+    return [*map(str, models.flags_of(runs, dataset, data, "--task", "captioning", "--batch_size", 2, "--no_amp",
+                                      alias=alias))]
 
 
 def evaluate(*arguments, name="result") -> tuple[dict, dict]:
-    """The metrics, and what is in the file of captions. `arguments` begin as `flags` do."""
-    metrics = models.evaluate(*arguments[1:], name=name)["metrics"]
-    return metrics, json.loads(Path(f"captions/{name}.json").read_text())
+    """The metrics, and what is in the file of captions."""
+    metrics = models.evaluate(*arguments, name=name)["metrics"]
+    return metrics, read_json(f"captions/{name}.json")

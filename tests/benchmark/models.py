@@ -1,15 +1,18 @@
 """Models and data of the benchmark's tests: tiny CLIPs, data sets."""
 import json
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import open_clip
 import pytest
 import torch
 from conftest import picture, png, read_json, write_json, write_tar
 from open_clip.model import CLIP
 
-from clip_benchmark_ext import cli
+from clip_benchmark_ext import cli, run
 from clip_benchmark_ext.evaluation_job import Job
 from clip_benchmark_ext.flags import Flags
 
@@ -20,16 +23,33 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
 
 def evaluate(*flags, name: str = "result") -> dict:
     """Return the result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
-    cli.main(["eval", "--num_workers", "0", "--quiet", "--output", f"{name}.json", *map(str, flags)])
+    cli.main(["eval", "--num_workers", "0", "--output", f"{name}.json", *map(str, flags)])
     return read_json(f"{name}.json")
 
 
+def flags_of(runs: Path, dataset: str, root: Path, *more, alias: str = "mdc") -> tuple:
+    """The flags of a model among `runs` on a data set."""
+    return "--model", alias, "--pretrained", runs / alias, "--dataset", dataset, "--dataset_root", root, *more
+
+
+def other_weights(runs: Path, file: Path) -> None:
+    """Write the captioner `mdc` with another weight."""
+    checkpoint = torch.load(runs / "mdc" / "checkpoints" / "epoch_1.pt")
+    checkpoint["state_dict"]["text.output.weight"][0] += 1
+    torch.save(checkpoint, file)
+
+
 class Loaded(Exception):
-    """The model was about to be loaded: nothing was skipped."""
+    """The model was about to be loaded."""
 
 
-def fail(args):
-    raise Loaded
+def skipped(*flags) -> bool:
+    """Whether `clip_benchmark eval` keeps the result that is there, and loads no model."""
+    with patch.object(run, "load_model", side_effect=Loaded), suppress(Loaded):
+        cli.main(["eval", "--num_workers", "0", "--quiet", "--output", "result.json", "--skip_existing",
+                  *map(str, flags)])
+        return True
+    return False
 
 
 def tiny_clip(**text_cfg) -> CLIP:
@@ -40,13 +60,19 @@ def tiny_clip(**text_cfg) -> CLIP:
     return model.eval()
 
 
+def known(folder: Path, name: str, config: dict) -> tuple[str, str]:
+    """Make OpenCLIP know a model: what --model takes, and --pretrained once its weights are there."""
+    write_json(folder / f"{name}.json", config)
+    open_clip.add_model_config(folder / f"{name}.json")
+    torch.manual_seed(0)
+    return name, str(folder / f"{name}.pt")
+
+
 def save_clip(folder: Path, name: str = "tiny-clip-vit", **text_cfg) -> tuple[str, str]:
     """A CLIP model that OpenCLIP knows: what --model and --pretrained take."""
-    config, weights = folder / f"{name}.json", folder / f"{name}.pt"
-    write_json(config, CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg})
+    name, weights = known(folder, name, CLIP_CONFIG | {"text_cfg": CLIP_CONFIG["text_cfg"] | text_cfg})
     torch.save(tiny_clip(**text_cfg).state_dict(), weights)
-    open_clip.add_model_config(config)
-    return name, str(weights)
+    return name, weights
 
 
 def built(dataset: str, root: Path, task: str, transform=None, **more):
@@ -62,9 +88,6 @@ def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]]
     Args:
         metadata: KEY.json of some samples.
     """
-    (root / "test").mkdir(parents=True)
-    (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text(f"{len(shards)}\n")
     for number, samples in enumerate(shards):
         content = {}
         for key, (image, captions) in samples.items():
@@ -73,6 +96,8 @@ def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]]
             if key in metadata:
                 content[f"{key}.json"] = json.dumps(metadata[key]).encode()
         write_tar(root / "test" / f"{number}.tar", content)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text(f"{len(shards)}\n")
     return root
 
 
@@ -83,13 +108,12 @@ def labelled_webdataset(root: Path, classes: list[str], templates: list[str], pe
     Image i has class i modulo their number. The first of several shards is the longest.
     """
     for split, first in (("train", 1000), ("test", 0)):
-        (root / split).mkdir(parents=True)
-        (root / split / "nshards.txt").write_text(str(shards))
-        ends = [per_split - 3 * (shards - 1 - shard) for shard in range(shards)]
-        for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        starts = range(per_split - 3 * (shards - 1), per_split, 3)  # of the shards behind the first
+        for shard, rows in enumerate(np.split(np.arange(per_split), starts)):
             write_tar(root / split / f"{shard}.tar", {
-                name: data for i in range(start, end)
-                for name, data in ((f"{i}.png", png(first + i)), (f"{i}.cls", str(i % len(classes)).encode()))})
+                name: data for i in rows.tolist()
+                for name, data in ((f"{i}.png", png(first + i)), (f"{i}.cls", b"%d" % (i % len(classes))))})
+        (root / split / "nshards.txt").write_text(str(shards))
     (root / "classnames.txt").write_text("\n".join(classes))
     (root / "zeroshot_classification_templates.txt").write_text("\n".join(templates))
     return root

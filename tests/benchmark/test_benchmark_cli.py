@@ -3,7 +3,6 @@ import csv
 import re
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -14,8 +13,9 @@ import pytest
 import torch
 from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import make_image, read_json, write_run
-from models import evaluate, labelled_webdataset, save_clip
+from conftest import make_image, members, read_json, refused, write_run
+from models import evaluate, flags_of, labelled_webdataset, save_clip
+from strategies import tar
 from training import run_ranks
 
 import open_clip_mdc
@@ -30,18 +30,15 @@ pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
 def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
     data = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"], shards=3)
-    probe = ("--dataset", "wds/probe", "--dataset_root", data, "--batch_size", "5", "--task")
+    probe = ("wds/probe", data, "--batch_size", 5, "--task")
     tasks = {
-        "selection": ("--dataset", "sugar_crepe/replace_rel", "--dataset_root", scenes / "sugarcrepe", "--batch_size",
-                      "7"),
+        "selection": ("sugar_crepe/replace_rel", scenes / "sugarcrepe", "--batch_size", 7),
         "probe": (*probe, "linear_probe"),
-        "probes": (*probe, "probe", "--fewshot_epochs", "1"),
+        "probes": (*probe, "probe", "--fewshot_epochs", 1),
         "zeroshot": (*probe, "zeroshot_classification"),
-        "retrieval": ("--dataset", "wds/x", "--dataset_root", captioned(tmp_path), "--task", "zeroshot_retrieval",
-                      "--batch_size", "3"),
+        "retrieval": ("wds/x", captioned(tmp_path), "--task", "zeroshot_retrieval", "--batch_size", 3),
     }
-    tasks = {name: ("--model", "mdc", "--pretrained", str(runs / "mdc"), *map(str, flags))
-             for name, flags in tasks.items()}
+    tasks = {name: [*map(str, flags_of(runs, *flags))] for name, flags in tasks.items()}
     each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "3", "--output",
              f"two-{name}.json"] for name, flags in tasks.items()]
     run_ranks("python", "-c", "import atexit, os, torch\n"
@@ -56,10 +53,11 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
 
 def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path, capsys):
     for scorer in ((), ("--scorer", "monte_carlo", "--num_samples", "4")):
-        cli.main(["eval", "--model", "mdc", "--pretrained", str(runs / "mdc"), "--dataset", "sugar_crepe/swap_att",
-                  "sugar_crepe/swap_obj", "--dataset_root", str(scenes / "sugarcrepe"), "--num_workers", "0", *scorer,
-                  "--task", "image_caption_selection", "--fewshot_k", "4", "--batch_size", "8"])
-    files = sorted(map(str, tmp_path.glob("*.json")))
+        cli.main(["eval", *map(str, flags_of(
+            runs, "sugar_crepe/swap_att", scenes / "sugarcrepe", "--dataset", "sugar_crepe/swap_att",
+            "sugar_crepe/swap_obj", "--num_workers", 0, *scorer, "--task", "image_caption_selection", "--fewshot_k", 4,
+            "--batch_size", 8))])
+    files = [*map(str, tmp_path.glob("*.json"))]
     assert len(files) == 4
     said = capsys.readouterr().err
     assert "--fewshot_k changes nothing for --task image_caption_selection" in said and said.count("warning: --") == 2
@@ -114,13 +112,9 @@ def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes,
     """Cut between two samples, upstream takes it for a whole one and measures half."""
     folder = shutil.copytree(scenes / "probe", tmp_path / "probe")
     shard = folder / "test" / "0.tar"
-    with tarfile.open(shard) as tar:
-        place = [member.offset for member in tar.getmembers() if member.name.endswith(".cls")][10]
-        place = min(member.offset for member in tar.getmembers() if member.offset > place)
-    shard.write_bytes(shard.read_bytes()[:place])
+    shard.write_bytes(tar([*members(shard).items()][:30])[:-1024])
     with pytest.raises(SystemExit) as error:
-        evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/probe", "--dataset_root", folder,
-                 "--task", "zeroshot_classification", "--num_workers", workers)
+        evaluate(*flags_of(runs, "wds/probe", folder, "--num_workers", workers))
     assert str(error.value) == f"error: --dataset_root: {shard}: not a complete tar file. Download or write it again"
     assert not Path("result.json").exists()
 
@@ -159,9 +153,7 @@ def test_a_file_that_is_read_is_not_written(clip_benchmark, flag):
         Path(name).write_text("mine")
     Path("link.json").symlink_to("mine.json")
     argv = ["eval", "--model", "mdc", "--pretrained", "no", "--dataset", "wds/no", "--cloze_words", "mine.json"]
-    for out in ("mine.json", "link.json"):
-        with pytest.raises(SystemExit, match="would replace mine.json, which is read"):
-            cli.main([*argv, flag, out])
-    with pytest.raises(SystemExit) as end:
-        cli.main([*argv, flag, "other.json"])
-    assert "which is read" not in str(end.value) and Path("mine.json").read_text() == "mine"
+    for out in ("mine.json", "link.json", "other.json"):
+        said = refused(SystemExit, cli.main, [*argv, flag, out])
+        assert ("would replace mine.json, which is read" in said) == (out != "other.json")
+    assert Path("mine.json").read_text() == "mine"

@@ -2,13 +2,14 @@
 
 The models are untrained. Their captions are noise of the requested length, and may hold any bytes.
 """
+import shutil
 
 import numpy as np
 import open_clip
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import made_images, make_image, read_json, seeded
+from conftest import made_images, read_json, seeded
 from models import save_clip
 
 from clip_benchmark_ext.metrics import diversity
@@ -41,9 +42,9 @@ def test_captions_are_those_that_the_model_generates(runs, data, alias, given, d
     metrics, saved = evaluate(*flags(runs, data, alias), *given)
     model, transform, tokenizer = load(str(runs / alias))
     text = model.generate(made_images(transform, len(REFERENCES)), **decoding)
-    assert list(saved["captions"].items()) == [
-        (f"key{i}", caption) for i, caption in enumerate(decode_captions(text, tokenizer))]
-    assert list(saved["references"].values()) == REFERENCES
+    assert texts(saved) == decode_captions(text, tokenizer) and list(saved["captions"]) == [
+        f"key{i}" for i in range(len(REFERENCES))]
+    assert texts(saved, "references") == REFERENCES
     assert saved["decoding"] == decoding and saved["dataset"] == "wds/noise"
     assert metrics["caption_length"] == decoding["length"] and metrics["images"] == len(REFERENCES)
 
@@ -58,11 +59,16 @@ def test_captions_are_those_that_the_model_generates(runs, data, alias, given, d
         assert metrics["mean_steps"] == -(-decoding["length"] // decoding["tokens_per_step"])
 
 
-def of_the_second_batch(model, transform, sampling=(), **options) -> torch.Tensor:
+def texts(saved: dict, kind: str = "captions") -> list:
+    """What a file of captions says of each image."""
+    return list(saved[kind].values())
+
+
+def of_the_second_batch(model, transform, *sampling, **options) -> torch.Tensor:
     """The captions of images 2 and 3, from the seed that the command gives their batch. `sampling` begins Sampling."""
     generator = seeded(int(np.random.SeedSequence([0, 1]).generate_state(1)[0]))
-    images = torch.stack([transform(make_image(i)) for i in (2, 3)])
-    return model.generate(images, sampling=Sampling(*(sampling or [1.0]), generator=generator), **options)
+    return model.generate(made_images(transform, 4)[2:], sampling=Sampling(*sampling or [1.0], generator=generator),
+                          **options)
 
 
 def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, data):
@@ -75,8 +81,8 @@ def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, d
     greedy = evaluate(*flags(runs, data), "--caption_length", "4", name="greedy")[1]["captions"]
     assert one[1]["captions"] != other != greedy != one[1]["captions"]
     model, transform, tokenizer = load(str(runs / "mdc"))
-    text = of_the_second_batch(model, transform, (0.8, 50, 0.9), length=4)
-    assert list(one[1]["captions"].values())[2:4] == decode_captions(text, tokenizer)
+    text = of_the_second_batch(model, transform, 0.8, 50, 0.9, length=4)
+    assert texts(one[1])[2:4] == decode_captions(text, tokenizer)
     lengths = {evaluate(*flags(runs, data), "--caption_length", "sample", "--seed", str(seed),
                         name=f"length{seed}")[0]["mean_tokens"] for seed in range(3)}
     assert len(lengths) > 1
@@ -90,8 +96,8 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     model, transform, tokenizer = load(str(runs / alias))
     text = of_the_second_batch(model, transform, length=4, samples=3)
     said = decode_captions(text, tokenizer)
-    assert list(saved["samples"].values())[2:4] == [said[:3], said[3:]]
-    assert list(saved["captions"].values())[2:4] == [said[0], said[3]]
+    assert texts(saved, "samples")[2:4] == [said[:3], said[3:]]
+    assert texts(saved)[2:4] == [said[0], said[3]]
     expected, of_images = diversity.metrics(saved["samples"], {"a red square"})
     assert {name: metrics[name] for name in expected} == expected and metrics["novel_captions"] == 1
     items = read_json(tmp_path / "items" / "result.json")["values"]
@@ -100,7 +106,7 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
         assert metrics["mean_tokens"] == 4
     metrics, saved = evaluate(*drawing, "--samples", "3", "--select", "consensus", name="one")
     value = agreement(text, 3, model.vocab_size).view(-1, 3).argmax(1).tolist()
-    assert list(saved["captions"].values())[2:4] == [said[value[0]], said[3 + value[1]]]
+    assert texts(saved)[2:4] == [said[value[0]], said[3 + value[1]]]
     assert "samples" not in saved and "div_1" not in metrics and metrics["select"] == "consensus"
 
 
@@ -124,7 +130,7 @@ def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by
     assert metrics["sampler"] == "ancestral" and metrics["steps"] == 4 and metrics["mean_steps"] <= 4
     model, transform, tokenizer = load(str(runs / "mdc"))
     text = of_the_second_batch(model, transform, length=5, sampler="ancestral", steps=4)
-    assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
+    assert texts(saved)[2:4] == decode_captions(text, tokenizer)
     guided = [*flags(runs, data, "mcd"), "--caption_length", "5", "--guidance_scale", "3"]
     saved = evaluate(*guided, name="guided")[1]
     assert saved["decoding"] == {"length": 5, "tokens_per_step": 1, "guidance_scale": 3.0, "uncond": "masked_image",
@@ -141,33 +147,33 @@ def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_i
     clip = Clip(clip.eval(), clip_transform, open_clip.get_tokenizer(name))
     model, transform, tokenizer = load(str(runs / "mdc"))
     images = made_images(transform, len(REFERENCES))
-    seen = torch.stack([clip_transform(make_image(i)) for i in range(len(REFERENCES))])
+    seen = made_images(clip_transform, len(REFERENCES))
 
     metrics, saved = evaluate(*command, "--clip_scale", "2")
     guide = Guide(clip, seen, tokenizer, 2.0)
     text = model.generate(images, length=4, guide=guide)
-    assert list(saved["captions"].values()) == decode_captions(text, tokenizer)
-    assert list(saved["clip_texts"].values()) == guide.texts
+    assert texts(saved) == decode_captions(text, tokenizer)
+    assert texts(saved, "clip_texts") == guide.texts
     assert metrics["clip_texts_per_caption"] == sum(guide.texts) / len(guide.texts) and metrics["clip_scale"] == 2.0
 
     metrics, saved = evaluate(*command, "--clip_rerank", "3", "--temperature", "1", name="reranked")
     guide = Guide(clip, seen[2:4], tokenizer)
     text = of_the_second_batch(model, transform, length=4, samples=3, rerank=True, guide=guide)
-    assert list(saved["captions"].values())[2:4] == decode_captions(text, tokenizer)
-    assert list(saved["clip_texts"].values())[2:4] == guide.texts == [3, 3]
+    assert texts(saved)[2:4] == decode_captions(text, tokenizer)
+    assert texts(saved, "clip_texts")[2:4] == guide.texts == [3, 3]
     assert evaluate(*flags(runs, data), name="plain")[0].get("clip_texts_per_caption") is None
 
 
 def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
     name, weights = save_clip(tmp_path)
-    copy = tmp_path / "under-another-name.pt"
-    copy.write_bytes((tmp_path / f"{name}.pt").read_bytes())
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="by the model of --clip would be biased"):
-        patch.setattr(Captioner, "generate", None)
+    copy = shutil.copy(weights, tmp_path / "under-another-name.pt")
+    monkeypatch.setattr(Captioner, "generate", None)
+    with pytest.raises(SystemExit, match="by the model of --clip would be biased"):
         evaluate(*flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale", "1",
-                 "--clipscore_model", name, "--clipscore_pretrained", str(copy))
+                 "--clipscore_model", name, "--clipscore_pretrained", copy)
 
 
+@torch.no_grad()
 def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs, data, tmp_path):
     _, weights = save_clip(tmp_path)
     metrics, saved = evaluate(*flags(runs, data), "--clipscore_model", "tiny-clip-vit",
@@ -176,19 +182,18 @@ def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs
     clip, _, transform = open_clip.create_model_and_transforms("tiny-clip-vit", weights)
     tokenizer = open_clip.get_tokenizer("tiny-clip-vit")
 
-    @torch.no_grad()
-    def unit(texts):
-        x = clip.eval().encode_text(tokenizer(["A photo depicts " + text for text in texts]))
-        return x / x.norm(dim=-1, keepdim=True)
+    def cosine(caption, other):
+        return float(torch.cosine_similarity(embedded(caption), other)[0])
+
+    def embedded(caption):
+        return clip.encode_text(tokenizer(["A photo depicts " + caption]))
 
     plain, with_references = [], []
-    for i, (caption, references) in enumerate(zip(saved["captions"].values(), REFERENCES, strict=True)):
-        with torch.no_grad():
-            image = clip.encode_image(transform(make_image(i))[None])[0]
-        a = 2.5 * max(float(unit([caption])[0] @ image / image.norm()), 0)
-        b = max(max((unit(references) @ unit([caption])[0]).tolist()), 0)
+    for image, caption, references in zip(made_images(transform, 7), texts(saved), REFERENCES, strict=True):
+        a = 2.5 * max(cosine(caption, clip.eval().encode_image(image[None])), 0)
+        b = max(0, *(cosine(caption, embedded(reference)) for reference in references))
         plain.append(a)
         with_references.append(2 * a * b / (a + b) if a + b else 0)
-    assert metrics["CLIPScore"] == pytest.approx(sum(plain) / len(plain), rel=1e-5)
-    assert metrics["RefCLIPScore"] == pytest.approx(sum(with_references) / len(plain), rel=1e-5)
+    assert metrics["CLIPScore"] == pytest.approx(np.mean(plain), rel=1e-5)
+    assert metrics["RefCLIPScore"] == pytest.approx(np.mean(with_references), rel=1e-5)
     assert metrics["clipscore_model"] == f"tiny-clip-vit {weights}"

@@ -2,16 +2,15 @@
 import os
 from pathlib import Path
 
+import models
 import pytest
 import torch
 from captioned import REFERENCES, captioned, evaluate, flags
-from conftest import picture, read_json, write_json
-from models import CLIP_CONFIG, Loaded, captioned_webdataset, fail, save_clip, tiny_clip
+from conftest import picture, read_json, write_csv, write_json
+from models import CLIP_CONFIG, captioned_webdataset, other_weights, save_clip, skipped, tiny_clip
 from safetensors.torch import save_file
 from training import run_ranks
 
-from clip_benchmark_ext import cli
-from clip_benchmark_ext import run as run_module
 from clip_benchmark_ext.datasets.caption_data import unique_ids
 from clip_benchmark_ext.table import markdown
 from clip_benchmark_ext.tasks import captioning
@@ -30,7 +29,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("option, given", [
     ("--clip", "run/checkpoints/epoch_1.pt"), ("--clip", "run"), ("--clipscore_pretrained", "run/checkpoints"),
     ("--train_captions", "run/checkpoints/epoch_1.pt")])
-def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_path, monkeypatch, option, given):
+def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_path, option, given):
     """The CLIP that helps or scores is trained again under the same name, as a file or in its run folder."""
     name, weights = save_clip(tmp_path)
     file = tmp_path / "run" / "checkpoints" / "epoch_1.pt"
@@ -40,13 +39,11 @@ def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_pa
     given = {"--clip": [f"{name}:{given}", "--clip_scale", "1"],
              "--clipscore_pretrained": [given, "--clipscore_model", name],
              "--train_captions": [file, "--samples", "2", "--temperature", "1"]}[option]
-    command = [*flags(runs, data), "--caption_length", "4", "--skip_existing", option, *given]
+    command = [*flags(runs, data), "--caption_length", "4", option, *given]
     evaluate(*command)
-    monkeypatch.setattr(run_module, "load_model", fail)
-    evaluate(*command)
+    assert skipped(*command)
     file.write_bytes(file.read_bytes() + b" ")
-    with pytest.raises(Loaded):
-        evaluate(*command)
+    assert not skipped(*command)
 
 
 def test_the_table_shows_metrics_times_100_and_lengths_as_they_are():
@@ -62,36 +59,29 @@ def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, d
     write_json(tmp_path / "open_clip_config.json", {"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}})
     arguments = [*flags(runs, data), "--caption_length", "4", "--clipscore_model", f"local-dir:{tmp_path}"]
     one = evaluate(*arguments, name="one")
-    run_ranks("python", "-m", "clip_benchmark_ext.cli", *arguments, "--distributed", "--output",
-              str(tmp_path / "two.json"))
-    assert read_json(tmp_path / "two.json")["metrics"] == one[0]
-    assert read_json(tmp_path / "captions" / "two.json") == one[1]
-    assert 0 < one[0]["CLIPScore"] < 2.5 and sorted(os.listdir(tmp_path / "captions")) == ["one.json", "two.json"]
+    run_ranks("python", "-m", "clip_benchmark_ext.cli", "eval", *arguments, "--num_workers", "0", "--distributed",
+              "--output", "two.json")
+    assert (read_json("two.json")["metrics"], read_json("captions/two.json")) == one
+    assert 0 < one[0]["CLIPScore"] < 2.5 and sorted(os.listdir("captions")) == ["one.json", "two.json"]
 
 
 def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("must not happen")
+    command = [*flags(runs, data), "--save_captions", "{task}-{dataset}.json"]
     with monkeypatch.context() as patch:
         patch.setattr(captioning, "score_captions", fail)
         with pytest.raises(RuntimeError):
-            cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
-    content = read_json(tmp_path / "captioning-noise.json")
-    saved = content["captions"]
-    assert len(saved) == len(REFERENCES) and content["filenames"] == {"key1": "COCO_000000000001.jpg"}
-    with monkeypatch.context() as patch:
-        patch.setattr(Captioner, "generate", fail)
-        cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json"])
-        with pytest.raises(RuntimeError):  # not for another length
-            cli.main([*flags(runs, data), "--save_captions", "{task}-{dataset}.json", "--caption_length", "3"])
-        checkpoint = torch.load(runs / "mdc" / "checkpoints" / "epoch_1.pt")
-        checkpoint["state_dict"]["text.output.weight"][0] += 1
-        torch.save(checkpoint, tmp_path / "epoch_1.pt")
-        changed = [str(tmp_path / "epoch_1.pt") if x == str(runs / "mdc") else x for x in flags(runs, data)]
-        changed[changed.index("mdc")] = "MDC-ViT-Ti-8"
-        with pytest.raises(RuntimeError):  # nor for other weights
-            cli.main([*changed, "--save_captions", "{task}-{dataset}.json"])
-    assert read_json(tmp_path / "captioning-noise.json")["captions"] == saved
+            models.evaluate(*command)
+    content = read_json("captioning-noise.json")
+    assert len(content["captions"]) == len(REFERENCES) and content["filenames"] == {"key1": "COCO_000000000001.jpg"}
+    monkeypatch.setattr(Captioner, "generate", fail)
+    models.evaluate(*command)
+    other_weights(runs, tmp_path / "epoch_1.pt")
+    for more in (("--caption_length", "3"), ("--model", "MDC-ViT-Ti-8", "--pretrained", tmp_path / "epoch_1.pt")):
+        with pytest.raises(RuntimeError):
+            models.evaluate(*command, *more)
+    assert read_json("captioning-noise.json")["captions"] == content["captions"]
 
 
 @pytest.mark.parametrize("other_process", [False, True])
@@ -114,9 +104,8 @@ def test_a_decoding_that_was_stopped_goes_on(runs, data, tmp_path, monkeypatch, 
     if other_process:
         part.rename(part.with_suffix(".part7"))
     calls.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(Captioner, "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
-        resumed = evaluate(*flags(runs, data))
+    monkeypatch.setattr(Captioner, "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
+    resumed = evaluate(*flags(runs, data))
     assert len(calls) == 2 and os.listdir(part.parent) == ["result.json"]  # of four batches
     assert evaluate(*flags(runs, data), name="afresh") == resumed
 
@@ -131,27 +120,29 @@ def test_unicode_survives_from_the_tokens_to_the_score(runs, data, monkeypatch):
 
     monkeypatch.setattr(Captioner, "generate", say)
     metrics, saved = evaluate(*flags(runs, data))
-    for caption, references in zip(saved["captions"].values(), REFERENCES, strict=True):
+    pairs = list(zip(saved["captions"].values(), REFERENCES, strict=True))
+    for caption, references in pairs:
         # as the tokenizer cleans texts: lower case, spaces between kinds of characters, one kind of white space
         assert "".join(caption.split()) == "".join(references[0].lower().split())
     assert "雨の中の猫" in saved["captions"].values() and "a café in the rain" in saved["captions"].values()
     assert metrics["Bleu_1"] > 0.9 and metrics["ROUGE_L"] > 0.9
-    assert metrics["length_match"] == 1 and metrics["mean_steps"] == 1
-    same = [caption in references for caption, references in zip(saved["captions"].values(), REFERENCES, strict=True)]
-    assert metrics["exact_match"] == sum(same) / len(same) and 0 < sum(same) < len(same)
+    assert metrics["length_match"] == metrics["mean_steps"] == 1
+    assert 0 < metrics["exact_match"] == sum(caption in references for caption, references in pairs) / 7 < 1
+
+
+def karpathy(folder: Path, pairs: list[tuple[int, str]]) -> None:
+    """Write captions of images as COCO's test split."""
+    write_json(folder / "coco_test_karpathy.json", {
+        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in dict(pairs)],
+        "annotations": [{"id": j, "image_id": i, "caption": caption} for j, (i, caption) in enumerate(pairs)]})
 
 
 @pytest.mark.parametrize("dataset", ["flickr8k", "flickr30k", "mscoco_captions"])
 def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs, tmp_path, dataset):
     folder = tmp_path / "val2014" if dataset == "mscoco_captions" else tmp_path
-    for i in range(3):
-        picture(folder / f"{i}.jpg", i)
-    lines = [f"{i}.jpg,{caption}" for i in range(3) for caption in REFERENCES[i]]
-    (tmp_path / f"{dataset}_test_karpathy.txt").write_text("\n".join(["image,caption", *lines]))
-    write_json(tmp_path / "coco_test_karpathy.json", {
-        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in range(3)],
-        "annotations": [{"id": 10 * i + j, "image_id": i, "caption": caption}
-                        for i in range(3) for j, caption in enumerate(REFERENCES[i])]})
+    pairs = [(picture(folder / f"{i}.jpg", i), caption) for i in range(3) for caption in REFERENCES[i]]
+    write_csv(tmp_path / f"{dataset}_test_karpathy.txt", [("image", "caption"), *pairs], lineterminator="\n")
+    karpathy(tmp_path, [(int(name[0]), caption) for name, caption in pairs])
     metrics, saved = evaluate(*flags(runs, tmp_path, dataset=dataset), "--caption_length", 3)
     assert saved["references"] == {str(i): REFERENCES[i] for i in range(3)} and metrics["images"] == 3
 
@@ -165,9 +156,7 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
         runs, data, tmp_path, monkeypatch):
     for i in (70, 8, 9):
         picture(tmp_path / "val2014" / f"{i}.jpg", i)
-    write_json(tmp_path / "coco_test_karpathy.json", {
-        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in (70, 8, 9)],
-        "annotations": [{"id": i, "image_id": i, "caption": "a cat"} for i in (70, 8, 9)]})
+    karpathy(tmp_path, [(i, "a cat") for i in (70, 8, 9)])
     coco = ("--save_coco_results", "{dataset}-results.json")
     _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
     results = read_json(tmp_path / "mscoco_captions-results.json")
@@ -180,4 +169,4 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
     assert [row["image_id"] for row in read_json(tmp_path / "noise-results.json")] == [3, 1]
     monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):
-        cli.main([*flags(runs, data), *coco])
+        models.evaluate(*flags(runs, data), *coco)

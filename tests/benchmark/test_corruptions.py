@@ -1,26 +1,27 @@
 """Claims about corrupted images."""
+from unittest.mock import patch
 
 import models
 import pytest
 import torch
-from conftest import make_image, read_json
+from conftest import made_images, make_image, read_json, saved
 from models import captioned_webdataset, labelled_webdataset, order_data, save_clip
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 from clip_benchmark_ext.datasets import corruptions
 from clip_benchmark_ext.datasets.corruptions import LEVELS, parse
+from clip_benchmark_ext.metrics import clipscore
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")  # which takes its time
 SEVERITIES = range(1, 6)
 
 
-def scene(size: tuple[int, int] = (64, 48)) -> Image.Image:
-    """A disc of one colour on another, which noise and blur change in different ways."""
-    y, x = torch.meshgrid(torch.arange(size[1]), torch.arange(size[0]), indexing="ij")
-    disc = ((x - size[0] / 2) ** 2 + (y - size[1] / 2) ** 2 < (size[1] / 3) ** 2)[None]
-    pixels = torch.where(disc, torch.tensor([150, 40, 60])[:, None, None], torch.tensor([60, 90, 110])[:, None, None])
-    return Image.fromarray(pixels.permute(1, 2, 0).to(torch.uint8).numpy())
+def scene(*size: int) -> Image.Image:
+    """A box of one colour on another, which noise and blur change in different ways."""
+    image = Image.new("RGB", size, (60, 90, 110))
+    image.paste((150, 40, 60), (0, 0, size[0] // 2, size[1] // 2))
+    return image
 
 
 def change(image: Image.Image, spec: str) -> torch.Tensor:
@@ -47,7 +48,7 @@ def test_noise_has_its_standard_deviation_and_is_another_for_another_image():
 
 def test_blur_is_relative_to_the_image_and_keeps_a_flat_one():
     assert change(Image.new("RGB", (30, 20), (9, 99, 199)), "gaussian_blur:5").abs().max() <= 1
-    small, large = (change(scene((4 * n, 3 * n)), "gaussian_blur:3").abs().mean() for n in (24, 96))
+    small, large = (change(scene(4 * n, 3 * n), "gaussian_blur:3").abs().mean() for n in (24, 96))
     assert small == pytest.approx(float(large), rel=0.15)
     assert parse("gaussian_blur:5")(Image.new("RGB", (1, 5))).size == (1, 5)
 
@@ -60,8 +61,7 @@ def test_brightness_is_a_factor():
 
 
 def evaluate(runs, name, *arguments) -> dict:
-    return models.evaluate("--model", "mdc", "--pretrained", runs / "mdc", *arguments, "--no_amp", "--skip_existing",
-                           name=name)
+    return models.evaluate(*models.flags_of(runs, *arguments, "--no_amp", "--skip_existing"), name=name)
 
 
 @pytest.fixture
@@ -72,59 +72,40 @@ def captioned(tmp_path):
 def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, captioned, tmp_path, monkeypatch):
     """A test set that was corrupted beforehand gives the same captions."""
     name, weights = save_clip(tmp_path)
-    command = ("--dataset", "wds/x", "--dataset_root", captioned, "--task", "captioning", "--caption_length", 6,
-               "--batch_size", 2)
+    command = ("wds/x", captioned, "--task", "captioning", "--caption_length", 6, "--batch_size", 2)
     clip = ("--clip", f"{name}:{weights}", "--clip_scale", "1")
     noisy = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5")
     with monkeypatch.context() as patch:
         patch.setattr(corruptions, "parse", lambda spec: pytest.fail("has been corrupted already"))
         clean = evaluate(runs, "clean", *command, *clip)
-    samples = {}
-    for i in range(5):
-        parse("gaussian_noise:5")(make_image(i)).save(tmp_path / "x.png")
-        samples[str(i)] = (tmp_path / "x.png").read_bytes(), "a red square"
-    beforehand = captioned_webdataset(tmp_path / "beforehand", samples)
+    beforehand = captioned_webdataset(tmp_path / "beforehand", {
+        str(i): (saved(parse("gaussian_noise:5")(make_image(i))), "a red square") for i in range(5)})
     evaluate(runs, "same", *(beforehand if x == captioned else x for x in command), *clip)
-    captions = {name: read_json(tmp_path / "captions" / f"{name}.json")["captions"]
-                for name in ("noisy", "clean", "same")}
-    assert captions["noisy"] == captions["same"] != captions["clean"]
+    captions, uncorrupted, same = (read_json(f"captions/{name}.json")["captions"]
+                                   for name in ("noisy", "clean", "same"))
+    assert captions == same != uncorrupted
     assert noisy["settings"]["corruption"] == "gaussian_noise:5" and clean["settings"]["corruption"] is None
 
+    other, state = tmp_path / "other.pt", torch.load(weights)
+    state["visual.proj"] *= 2
+    torch.save(state, other)
     scored = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5",
-                      "--clipscore_model", name, "--clipscore_pretrained", other_weights(tmp_path, weights))
-    from clip_benchmark_ext.metrics import clipscore
-    judge = clipscore.load(name, str(tmp_path / "other.pt"), "cpu")
+                      "--clipscore_model", name, "--clipscore_pretrained", other)
+    judge = clipscore.load(name, str(other), "cpu")
     with torch.no_grad():
-        images = judge.model.encode_image(torch.stack([judge.transform(make_image(i)) for i in range(5)]))
-        texts = [clipscore.PREFIX + text for text in captions["noisy"].values()]
+        images = judge.model.encode_image(made_images(judge.transform, 5))
+        texts = [clipscore.PREFIX + text for text in captions.values()]
         texts = clipscore.encode_texts(judge, texts, "cpu", "texts")
     assert scored["metrics"]["CLIPScore"] == pytest.approx(float(clipscore.clip_scores(images, texts).mean()), rel=1e-4)
 
 
-def other_weights(tmp_path, weights: str) -> str:
-    state = torch.load(weights)
-    torch.save({name: 2 * tensor if name == "visual.proj" else tensor for name, tensor in state.items()},
-               tmp_path / "other.pt")
-    return str(tmp_path / "other.pt")
-
-
-def test_a_probe_is_trained_on_clean_images_and_tested_on_corrupted_ones(runs, tmp_path, monkeypatch):
-    root = labelled_webdataset(tmp_path / "labelled", ["a", "b"], ["{c}"])
-    seen, corrupt = [], corruptions.Corruption.__call__
-    monkeypatch.setattr(corruptions.Corruption, "__call__", lambda self, image: seen.append(image.tobytes()) or corrupt(
-        self, image))
-    found = evaluate(runs, "probe", "--dataset", "wds/x", "--dataset_root", root, "--task", "linear_probe",
-                     "--corruption", "jpeg:5", "--feature_root", tmp_path / "features", "--batch_size", 8)
-    assert set(seen) == {make_image(i).tobytes() for i in range(24)}  # those of the test split
+@pytest.mark.parametrize("make, dataset, task, count", [
+    (lambda root: labelled_webdataset(root, ["a", "b"], ["{c}"]), "wds/x", "linear_probe", 24),
+    (order_data, "aro/coco_order", "image_caption_selection", 12)])
+def test_images_of_testing_alone_are_corrupted(runs, tmp_path, make, dataset, task, count):
+    root = make(tmp_path / "data")
+    corrupt = corruptions.Corruption.__call__
+    with patch.object(corruptions.Corruption, "__call__", autospec=True, side_effect=corrupt) as seen:
+        found = evaluate(runs, "x", dataset, root, "--task", task, "--corruption", "jpeg:5", "--batch_size", 8)
+    assert {call.args[1].tobytes() for call in seen.call_args_list} == {make_image(i).tobytes() for i in range(count)}
     assert found["settings"]["corruption"] == "jpeg:5"
-
-
-def test_selection_is_among_the_captions_of_corrupted_images(runs, tmp_path):
-    root = order_data(tmp_path / "order")
-    values = {}
-    for corruption in ((), ("--corruption", "jpeg:0"), ("--corruption", "gaussian_noise:5")):
-        result = evaluate(runs, "x", "--dataset", "aro/coco_order", "--dataset_root", root, "--task",
-                          "image_caption_selection", *corruption)
-        values[corruption[-1:]] = read_json(tmp_path / "items" / "x.json")["values"]
-        assert result["settings"]["corruption"] == (corruption[1] if corruption else None)
-    assert values[()] == values["jpeg:0",]

@@ -2,10 +2,10 @@
 import json
 
 import pytest
-from case_files import TRANSFORM, save_image
-from conftest import refused, write_json
+from conftest import picture, refused, write_json
 from PIL import Image
 from torch.utils.data import DataLoader
+from torchvision.transforms import ToTensor
 
 from clip_benchmark_ext.datasets import known
 from clip_benchmark_ext.selection_datasets import build_dataset, find_row
@@ -13,15 +13,16 @@ from clip_benchmark_ext.selection_datasets import build_dataset, find_row
 DATASETS = known.names("selection", "captions", "classes")
 
 
+def save_image(path, color, mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (16, 12), color).save(path)
+
+
 def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
-    """Write a folder of SugarCrepe with gaps in the keys of its rows. The last image is grey."""
-    rows = {}
-    for number, key in enumerate(keys):
-        rows[key] = {"filename": f"{number:012d}.png", "caption": f"a cat on mat {key}",
-                     "negative_caption": f"a mat on cat {key}", **overrides}
-        is_last = number == len(keys) - 1
-        save_image(root / images / f"{number:012d}.png", 60 if is_last else (250, 10 * number, 0),
-                   "L" if is_last else "RGB")
+    """Write a folder of SugarCrepe with gaps in the keys of its rows."""
+    rows = {key: {"filename": picture(root / images / f"{number:012d}.png", number),
+                  "caption": f"a cat on mat {key}", "negative_caption": f"a mat on cat {key}", **overrides}
+            for number, key in enumerate(keys)}
     write_json(root / "swap_obj.json", rows)
     return rows
 
@@ -29,11 +30,9 @@ def sugar_crepe(root, images="val2017", keys=("0", "107", "109"), **overrides):
 @pytest.mark.parametrize("below, images", [("", "val2017"), ("", "images"), ("sugar_crepe", "val2017")])
 def test_sugar_crepe_is_read_in_each_layout_with_gaps_in_its_keys(tmp_path, below, images):
     rows = sugar_crepe(tmp_path / below, images)
-    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path, TRANSFORM)
-    assert len(dataset) == 3 and [case.key for case in dataset.cases] == list(rows)
-    for case, (_, captions), row in zip(dataset.cases, dataset, rows.values(), strict=False):
-        assert captions == [row["caption"], row["negative_caption"]]  # the right one first
-        assert case.group == "swap_obj" and case.images[0].name == row["filename"]
+    dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
+    assert [(case.key, case.group, case.images[0].name, *case.captions) for case in dataset.cases] == [
+        (key, "swap_obj", *row.values()) for key, row in rows.items()]  # the right caption first
     assert dataset.facts == {"cases_left_out": 0}
 
 
@@ -51,14 +50,14 @@ def test_missing_images_are_counted_and_the_place_is_named(tmp_path):
     sugar_crepe(tmp_path)
     (tmp_path / "val2017" / "000000000001.png").unlink()
     message = refused(FileNotFoundError, build_dataset, "sugar_crepe/swap_obj", tmp_path)
-    assert "1 of 3 rows have no image" in message and str(tmp_path / "val2017") in message
-    assert "000000000001.png" in message and "val2017.zip" in message
+    for words in ("1 of 3 rows have no image", str(tmp_path / "val2017"), "000000000001.png", "val2017.zip"):
+        assert words in message
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_missing_file_says_what_to_fetch_from_where_and_the_layout(tmp_path, name):
     message = refused(FileNotFoundError, build_dataset, name, tmp_path)
-    assert name in message and str(tmp_path) in message and "https://" in message and "ROOT/" in message
+    assert all(words in message for words in (name, str(tmp_path), "https://", "ROOT/"))
 
 
 def test_unknown_names_are_refused_with_the_list_of_known_ones(tmp_path):
@@ -75,7 +74,7 @@ def test_unknown_names_are_refused_with_the_list_of_known_ones(tmp_path):
 
 @pytest.mark.parametrize("filename", ["../secret.png", "/etc/passwd", "", "..\\secret.png", "x\0.png"])
 def test_file_names_that_lead_out_of_the_folder_are_refused(tmp_path, filename):
-    save_image(tmp_path / "secret.png", 0, "L")
+    picture(tmp_path / "secret.png", 0)
     sugar_crepe(tmp_path, filename=filename)
     with pytest.raises(ValueError, match="refused the file name"):
         build_dataset("sugar_crepe/swap_obj", tmp_path)
@@ -103,11 +102,6 @@ def test_a_broken_image_is_named(tmp_path):
         dataset[0]
 
 
-def vg_row(**values):
-    return {"image_path": "1.png", "bbox_x": 4, "bbox_y": 2, "bbox_w": 8, "bbox_h": 6, "true_caption": "the dog on a",
-            "false_caption": "a on the dog", "relation_name": "to the left of", "attributes": ["red", "big"], **values}
-
-
 @pytest.mark.parametrize("part, file, group", [
     ("vg_relation", "visual_genome_relation.json", "to the left of"),
     ("vg_attribution", "visual_genome_attribution.json", "red_big"),
@@ -117,13 +111,14 @@ def test_aro_visual_genome_cuts_the_box_and_puts_the_true_caption_first(tmp_path
     image.paste((255, 0, 0), (4, 2, 12, 8))
     (tmp_path / "images").mkdir()
     image.save(tmp_path / "images" / "1.png")
-    write_json(tmp_path / file, [vg_row(), vg_row(bbox_x=0.4, bbox_w=3.7)])
+    row = {"image_path": "1.png", "bbox_x": 4, "bbox_y": 2, "bbox_w": 8, "bbox_h": 6, "true_caption": "the dog on a",
+           "false_caption": "a on the dog", "relation_name": "to the left of", "attributes": ["red", "big"]}
+    write_json(tmp_path / file, [row, row | {"bbox_x": 0.4, "bbox_w": 3.7}])
     dataset = build_dataset(f"aro/{part}", tmp_path)
     cut, captions = dataset[0]
     assert cut.size == (8, 6) and cut.getcolors() == [(48, (255, 0, 0))]  # the box and nothing else
     assert captions == ["the dog on a", "a on the dog"]
-    assert [case.group for case in dataset.cases] == [group, group]
-    assert dataset.cases[1].box == (0, 2, 4, 8)
+    assert [(case.group, case.box) for case in dataset.cases] == [(group, (4, 2, 12, 8)), (group, (0, 2, 4, 8))]
 
 
 def test_winoground_stacks_two_images_and_keeps_captions_in_the_order_of_the_images(tmp_path):
@@ -132,13 +127,11 @@ def test_winoground_stacks_two_images_and_keeps_captions_in_the_order_of_the_ima
     line = {"id": 0, "image_0": "ex_0_img_0", "image_1": "ex_0_img_1", "caption_0": "red on blue",
             "caption_1": "blue on red", "collapsed_tag": "Object"}
     (tmp_path / "examples.jsonl").write_text(json.dumps(line) + "\n\n")
-    dataset = build_dataset("winoground", tmp_path, TRANSFORM)
-    images, captions = dataset[0]
-    assert len(dataset) == 1 and images.shape == (2, 3, 8, 8) and captions == ["red on blue", "blue on red"]
-    assert images[0, 0].eq(1).all() and images[1, 2].eq(1).all() and images[1, 0].eq(0).all()
-    assert dataset.cases[0].group == "Object"
+    dataset = build_dataset("winoground", tmp_path, ToTensor())
+    assert len(dataset) == 1 and dataset.cases[0].group == "Object"
     (batch, texts), = DataLoader(dataset, collate_fn=dataset.collate_fn)
-    assert batch.shape == (1, 2, 3, 8, 8) and texts == (["red on blue", "blue on red"],)
+    assert batch.shape == (1, 2, 3, 12, 16) and texts == (["red on blue", "blue on red"],)
+    assert batch.mean((3, 4)).tolist() == [[[1, 0, 0], [0, 0, 1]]]  # red, then blue
     assert [x.size for x in build_dataset("winoground", tmp_path)[0][0]] == [(16, 12)] * 2
     (tmp_path / "examples.jsonl").write_text("{")
     with pytest.raises(ValueError, match="line 1 is not JSON"):

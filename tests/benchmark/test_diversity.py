@@ -7,14 +7,10 @@ from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.data.shards import tar_writer
 
 
-def test_n_equal_captions_have_the_least_diversity_and_n_without_a_word_in_common_the_most():
-    least = metrics({"a": ["a dog runs on grass"] * 5})[0]
-    assert least == pytest.approx({"div_1": 5 / 25, "div_2": 4 / 25, "distinct_captions": 1 / 5, "mBLEU_4": 1.0})
-    most = metrics({"a": [f"a{i} b{i} c{i} d{i} e{i}" for i in range(5)]})[0]
-    assert most == pytest.approx({"div_1": 1, "div_2": 20 / 25, "distinct_captions": 1, "mBLEU_4": 0}, abs=1e-3)
-    other = metrics({"a": ["a dog runs on grass"] * 4 + ["a dog runs on sand"]})[0]
-    assert all(least[name] < other[name] < most[name] for name in ("div_1", "div_2", "distinct_captions"))
-    assert least["mBLEU_4"] > other["mBLEU_4"] > most["mBLEU_4"]
+def test_n_equal_captions_have_the_least_diversity():
+    """Those without a word in common are in oracles/test_words_of_captions.py."""
+    assert metrics({"a": ["a dog runs on grass"] * 5})[0] == pytest.approx(
+        {"div_1": 5 / 25, "div_2": 4 / 25, "distinct_captions": 1 / 5, "mBLEU_4": 1.0})
 
 
 def test_m_bleu_by_hand():

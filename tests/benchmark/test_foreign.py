@@ -1,5 +1,4 @@
 """Claims about captioners of other projects: a score is their own loss, and the beam finds the best caption."""
-import csv
 import json
 from itertools import product
 from pathlib import Path
@@ -7,13 +6,15 @@ from pathlib import Path
 import models
 import numpy as np
 import open_clip
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from captioned import captioned
-from conftest import complaint_of, made_images, png, read_json, refused, seeded, write_json
-from models import WORDS, labelled_webdataset, order_data
+from conftest import complaint_of, made_images, png, read_json, refused, seeded
+from models import WORDS, known, labelled_webdataset, order_data
 from open_clip.coca_model import CoCa
+from safetensors.torch import load_file, save_file
 
 from clip_benchmark_ext import foreign
 from clip_benchmark_ext.selection_datasets import build_dataset
@@ -24,19 +25,23 @@ from open_clip_mdc.decoding.generate import generate
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.likelihood.log_likelihood import log_likelihood, mean_image
 from open_clip_mdc.models.foreign.coca import CoCaCaptioner
-from open_clip_mdc.text.special_tokens import eot_id, sot_id
+from open_clip_mdc.text.special_tokens import caption_lengths
 
-pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("clip_benchmark")
 VOCAB, CONTEXT = 7, 5
 
 
+def coca_config(size: int, context_length: int, vocab_size: int) -> dict:
+    tower = dict(context_length=context_length, vocab_size=vocab_size, width=size, heads=2, layers=1)
+    return dict(embed_dim=size, multimodal_cfg=dict(**tower, attn_pooler_heads=2),
+                text_cfg=dict(**tower, embed_cls=True, output_tokens=True),
+                vision_cfg=dict(image_size=size, layers=1, width=size, patch_size=8, head_width=size // 2,
+                                attentional_pool=True, attn_pooler_heads=2, output_tokens=True))
+
+
 def tiny_coca() -> CoCa:
     torch.manual_seed(0)
-    tower = dict(context_length=CONTEXT, vocab_size=VOCAB, width=16, heads=2, layers=1)
-    model = CoCa(16, dict(**tower, attn_pooler_heads=2), dict(**tower, embed_cls=True, output_tokens=True),
-                 dict(image_size=16, layers=1, width=16, patch_size=8, head_width=8, attentional_pool=True,
-                      attn_pooler_heads=2, output_tokens=True))
+    model = CoCa(**coca_config(16, CONTEXT, VOCAB))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.4)
@@ -46,8 +51,7 @@ def tiny_coca() -> CoCa:
 @torch.no_grad()
 def most_likely(model: CoCa, image: torch.Tensor) -> list[int]:
     """By scoring every caption there is, with CoCa's own teacher forcing."""
-    sot, eot = sot_id(VOCAB), eot_id(VOCAB)
-    words = [i for i in range(VOCAB) if i not in (sot, eot)]
+    *words, sot, eot = range(VOCAB)
     scores = {}
     for count in range(CONTEXT - 1):
         for caption in product(words, repeat=count):
@@ -74,35 +78,23 @@ SIDE = 32
 
 def save_coca(folder: Path) -> tuple[str, str]:
     """A CoCa that OpenCLIP knows: what --model and --pretrained take."""
-    tower = dict(context_length=20, vocab_size=49408, width=32, heads=2, layers=1)
-    config, weights = folder / "coca-tiny.json", folder / "coca-tiny.pt"
-    write_json(config, {
-        "embed_dim": 32, "custom_text": True, "multimodal_cfg": dict(**tower, attn_pooler_heads=2),
-        "text_cfg": dict(**tower, embed_cls=True, output_tokens=True),
-        "vision_cfg": dict(image_size=SIDE, layers=1, width=32, patch_size=8, head_width=16, attentional_pool=True,
-                           attn_pooler_heads=2, output_tokens=True)})
-    open_clip.add_model_config(config)
-    torch.manual_seed(0)
-    model = open_clip.create_model("coca-tiny")
+    name, weights = known(folder, "coca-tiny", coca_config(SIDE, 20, 49408) | {"custom_text": True})
+    model = open_clip.create_model(name)
     torch.nn.init.normal_(model.text_decoder.text_projection, std=0.3)  # uninitialised upstream
     torch.nn.init.normal_(model.text.text_projection, std=0.3)
     torch.nn.init.normal_(model.visual.proj, std=0.3)
     torch.save(model.state_dict(), weights)
-    return "coca-tiny", str(weights)
+    return name, weights
 
 
 def save_genlip(folder: Path) -> tuple[str, str]:
     """A GenLIP with CLIP's tokenizer, as the vocabulary of its own is a download."""
     if "naflexgenlip_test" not in open_clip.list_models():
         pytest.skip("OpenCLIP 3.3 has no GenLIP")
-    config, weights = folder / "genlip-tiny.json", folder / "genlip-tiny.pt"
-    content = open_clip.get_model_config("naflexgenlip_test")
-    content["text_cfg"] = dict(context_length=20, vocab_size=49408, pad_id=0, bos_id=49406, eos_id=49407)
-    write_json(config, content)
-    open_clip.add_model_config(config)
-    torch.manual_seed(0)
-    torch.save(open_clip.create_model("genlip-tiny").state_dict(), weights)
-    return "genlip-tiny", str(weights)
+    text = dict(context_length=20, vocab_size=49408, pad_id=0, bos_id=49406, eos_id=49407)
+    name, weights = known(folder, "genlip-tiny", open_clip.get_model_config("naflexgenlip_test") | {"text_cfg": text})
+    torch.save(open_clip.create_model(name).state_dict(), weights)
+    return name, weights
 
 
 def save_hf(folder: Path, kind: str) -> Path:
@@ -158,8 +150,8 @@ def own_loss(kind: str, image: torch.Tensor, ids: torch.Tensor, model) -> float:
 
 
 def flags_of(kind: str, folder: Path) -> tuple[str, ...]:
-    if kind == "git":
-        return "--model", f"hf:{save_hf(folder / 'git', 'git')}"
+    if kind not in ("coca", "genlip"):
+        return "--model", f"hf:{save_hf(folder / kind, kind)}"
     name, weights = save_coca(folder) if kind == "coca" else save_genlip(folder)
     return "--model", name, "--pretrained", weights, *(("--scorer", "autoregressive") if kind == "coca" else ())
 
@@ -180,20 +172,20 @@ def opened(flags):
 @pytest.mark.parametrize("kind", ["coca", "vision-encoder-decoder", "blip", "git", "genlip"])
 @torch.no_grad()
 def test_a_score_is_the_models_own_cross_entropy(kind, tmp_path):
+    flags = flags_of(kind, tmp_path)
+    model, transform, tokenizer = opened(flags)
     if kind in ("coca", "genlip"):
-        name, weights = save_coca(tmp_path) if kind == "coca" else save_genlip(tmp_path)
-        own = load(weights, name)[0]
-        model, transform, tokenizer = opened(("--model", name, "--pretrained", weights))
+        own = load(flags[3], flags[1])[0]
     else:
         from transformers import AutoModelForImageTextToText
-        model, transform, tokenizer = foreign.load_hf(f"hf:{save_hf(tmp_path, kind)}", "cpu")
-        own = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
+        own = AutoModelForImageTextToText.from_pretrained(tmp_path / kind).eval()
     images = made_images(transform, 2)
     text = tokenizer(CAPTIONS)  # padded to the longest
-    assert len(set((text == eot_id(model.vocab_size)).long().argmax(1).tolist())) == 3
+    lengths = caption_lengths(text, model.vocab_size).tolist()
+    assert len({*lengths}) == 3
     found = log_likelihood(model, images, text.expand(2, -1, -1))
     for i, c in product(range(2), range(3)):
-        ids = text[c, :int((text[c] == eot_id(model.vocab_size)).long().argmax()) + 1].clone()
+        ids = text[c, :lengths[c]].clone()
         if model.ends:
             ids[0], ids[-1] = model.ends
         expected = -own_loss(kind, images[i:i + 1], ids[None], own)
@@ -230,7 +222,7 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
             writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": CAPTION_SEPARATOR.join(captions)})
     argv = ("score", *flags[:4], "--pairs", tmp_path / "pairs.tar", "--alpha", 0.5, "--workers", 0)
     assert complaint_of(*argv, "--precision", "bf16", "--out", tmp_path / "scores") is None
-    table = pq.read_table(tmp_path / "scores" / "pairs.parquet")
+    table = pd.read_parquet(tmp_path / "scores" / "pairs.parquet")
     score, blind, debiased = (table[name].to_numpy().reshape(40, 5) for name in ("score", "blind", "debiased"))
     for suffix, scores in (("", score), ("_blind", blind), ("_debiased", debiased)):
         assert selected[f"text_acc{suffix}"] == pytest.approx(np.mean(scores.argmax(1) == 0))
@@ -239,15 +231,15 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
     with torch.autocast("cpu"):
         own = log_likelihood(model, image[None], tokenizer(captions)[None])
     assert score[3] == pytest.approx(own[0].numpy(), abs=1e-2)
-    assert table["num_tokens"].to_pylist()[15:20] == [len(tokenizer.encode(caption)) + 1 for caption in captions]
+    assert table["num_tokens"][15:20].tolist() == [len(tokenizer.encode(caption)) + 1 for caption in captions]
     # A caption of all images, in a file.
     Path("captions.txt").write_text("\n".join(CAPTIONS))
     assert complaint_of("score", *flags[:4], "--images", data / "val2014", "--captions", "captions.txt", "--out",
                         "all.csv", "--workers", 0) is None
-    rows = list(csv.DictReader(Path("all.csv").open()))
-    assert len(rows) == 120 and {token["token"] for token in json.loads(rows[0]["tokens"])} > {"<end>"}
+    rows = pd.read_csv("all.csv")
+    assert len(rows) == 120 and {token["token"] for token in json.loads(rows["tokens"][0])} > {"<end>"}
     image = transform(decode_image(data / "val2014" / "0.png"))
-    assert [float(row["score"]) for row in rows[:3]] == pytest.approx(
+    assert rows["score"][:3].tolist() == pytest.approx(
         log_likelihood(model, image[None], tokenizer(CAPTIONS)[None])[0].tolist(), rel=1e-4)
 
 
@@ -265,11 +257,11 @@ def test_the_other_tasks_score_and_caption_too(kind, tmp_path):
     assert zero_shot["scorer"] == "autoregressive" and 0 <= zero_shot["acc1_debiased"] <= 1
     retrieval = evaluate(captions, "wds/x", "zeroshot_retrieval", *flags, "--recall_k", "1", "3")
     assert retrieval["pairs"] == retrieval["images"] * retrieval["captions"] and retrieval["text_retrieval_recall@3"]
-    cloze = evaluate(captions, "wds/x", "cloze", *(flags[:4] if kind == "coca" else flags))
+    cloze = evaluate(captions, "wds/x", "cloze", *flags[:4])
     assert cloze["questions_colour"] and 0 <= cloze["choice_acc_colour_debiased"] <= 1
     assert "cloze_acc" not in cloze  # it reads from left to right
-    written = evaluate(captions, "wds/x", "captioning", *(flags[:4] if kind == "coca" else flags), "--caption_length",
-                       "4", "--samples", "2", "--temperature", "1")
+    written = evaluate(captions, "wds/x", "captioning", *flags[:4], "--caption_length", "4", "--samples", "2",
+                       "--temperature", "1")
     saved = read_json("captions/result.json")
     assert all(map(str.strip, saved["captions"].values())) and 0 < written["mean_tokens"] <= 4
     assert all(len(samples) == 2 for samples in saved["samples"].values())
@@ -293,8 +285,8 @@ def test_what_cannot_be_scored_is_refused_in_a_line(tmp_path):
     (folder / "model.safetensors").rename(tmp_path / "kept")
     torch.save({}, folder / "pytorch_model.bin")
     assert "safetensors" in why("--model", f"hf:{folder}")
-    from safetensors.torch import load_file, save_file
     weights = load_file(tmp_path / "kept")
     name = next(name for name in weights if "crossattention" in name)
-    save_file({key: x for key, x in weights.items() if key != name}, folder / "model.safetensors", {"format": "pt"})
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert f"its weights lack {name}" in why("--model", f"hf:{folder}")

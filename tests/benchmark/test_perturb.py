@@ -1,12 +1,9 @@
 """Claims about ARO's orders: how words are perturbed, and that perturbations are made once and frozen."""
-import json
 import random
-from collections import Counter
 from itertools import permutations
 
 import pytest
-from case_files import TRANSFORM, save_image
-from conftest import write_json
+from conftest import picture, read_json, write_json
 
 from clip_benchmark_ext.datasets import perturb
 from clip_benchmark_ext.selection_datasets import build_dataset
@@ -67,7 +64,7 @@ def order_folder(root, part="coco_order"):
     pytest.importorskip("nltk")
     file, image = {"coco_order": ("coco_karpathy_test.json", "val2014/COCO_1.png"),
                    "flickr30k_order": ("flickr30k_test.json", "flickr30k-images/1.png")}[part]
-    save_image(root / image, 7, "L")
+    picture(root / image, 7)
     rows = [{"image": image, "caption": ["The big dog sees a red cat on two mats.", "A cat on the dog."]},
             {"image": image, "caption": ["Two red mats"]}]
     write_json(root / file, rows)
@@ -77,13 +74,11 @@ def order_folder(root, part="coco_order"):
 @pytest.mark.parametrize("part", ["coco_order", "flickr30k_order"])
 def test_aro_order_has_one_case_per_caption_with_five_orders_of_its_words(tmp_path, part):
     frozen = order_folder(tmp_path, part)
-    dataset = build_dataset(f"aro/{part}", tmp_path, TRANSFORM, tagger=tag_by_hand)
+    dataset = build_dataset(f"aro/{part}", tmp_path, tagger=tag_by_hand)
     assert len(dataset) == 3 and dataset.cases[1].key.endswith("1.png#1")
-    image, captions = dataset[0]
-    assert image.shape == (3, 8, 8) and len(captions) == 5
+    _, captions = dataset[0]
     assert captions[0] == "the big dog sees a red cat on two mats"
-    words = Counter(captions[0].split())
-    assert all(Counter(text.split()) == words for text in captions)
+    assert [sorted(text.split()) for text in captions] == [sorted(captions[0].split())] * 5
     assert dataset.facts["perturbations"] == str(frozen) and len(dataset.facts["perturbations_sha256"]) == 64
 
 
@@ -91,11 +86,7 @@ def test_perturbations_are_made_once_and_then_only_read(tmp_path):
     frozen = order_folder(tmp_path)
     first = build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
     written = frozen.read_bytes()
-
-    def not_again(text):
-        raise AssertionError("tagged again")
-
-    again = build_dataset("aro/coco_order", tmp_path, tagger=not_again)
+    again = build_dataset("aro/coco_order", tmp_path, tagger=pytest.fail)
     assert again.cases == first.cases and again.facts == first.facts and frozen.read_bytes() == written
     frozen.unlink()
     build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
@@ -113,7 +104,7 @@ def test_perturbations_are_made_once_and_then_only_read(tmp_path):
 def test_a_changed_perturbation_file_is_refused(tmp_path, change, message):
     frozen = order_folder(tmp_path)
     build_dataset("aro/coco_order", tmp_path, tagger=tag_by_hand)
-    content = json.loads(frozen.read_text())
+    content = read_json(frozen)
     change(content)
     write_json(frozen, content)
     with pytest.raises(ValueError, match=message):

@@ -1,5 +1,4 @@
 """Claims about `clip_benchmark eval --task probe`."""
-import json
 import math
 from argparse import Namespace
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from conftest import read_json
 from models import labelled_webdataset, save_clip
 from safetensors.torch import save_file
 
@@ -19,8 +19,6 @@ from clip_benchmark_ext.tasks import heads, knn, linear_probe, probe
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.towers import patch_tokens, tower
 
-CLASSES = ["red", "blue", "green"]
-
 
 def test_votes_of_neighbours_are_those_of_a_loop(monkeypatch):
     monkeypatch.setattr(knn, "KS", (1, 10, 20, 100))
@@ -30,9 +28,9 @@ def test_votes_of_neighbours_are_those_of_a_loop(monkeypatch):
     votes = knn.knn_votes(train, labels, test, 4)
     assert votes.keys() == {"knn1", "knn10", "knn20"}  # there are 30 training images
     for k in (1, 10, 20):
-        for x, found in zip(test.tolist(), votes[f"knn{k}"].tolist(), strict=True):
-            cosines = sorted(((sum(a * b for a, b in zip(x, y, strict=True)) / math.hypot(*x) / math.hypot(*y), label)
-                              for y, label in zip(train.tolist(), labels.tolist(), strict=True)), reverse=True)
+        for x, found in zip(test, votes[f"knn{k}"].tolist(), strict=True):
+            cosines = sorted(((float(x @ y / x.norm() / y.norm()), int(label))
+                              for y, label in zip(train, labels, strict=True)), reverse=True)
             expected = [0.0] * 4
             for cosine, label in cosines[:k]:
                 expected[label] += math.exp(cosine / 0.07)
@@ -83,12 +81,11 @@ def test_attention_finds_what_the_mean_over_patches_has_lost():
     assert probe.probe_features(data, -1, linear_probe.Settings(32, 0.1, 20, 0, "cpu", False))[1]["lp_acc1"] < 0.65
 
 
-TOWERS = [dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
-          dict(timm_model_name="test_vit", image_size=160), dict(timm_model_name="test_convnext", image_size=64)]
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("vision", TOWERS, ids=["native", "timm's ViT", "feature maps"])
+@pytest.mark.parametrize("vision", [
+    dict(image_size=32, patch_size=8, width=64, head_width=32, layers=3),
+    dict(timm_model_name="test_vit", image_size=160), dict(timm_model_name="test_convnext", image_size=64),
+], ids=["native", "timm's ViT", "feature maps"])
 def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
     torch.manual_seed(0)
     visual = towers.build({"vision_cfg": vision}, None, False)
@@ -113,14 +110,14 @@ def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
         torch.testing.assert_close(layer, own)
 
 
-def evaluate(*flags, data: Path, name: str = "result") -> dict:
-    return models.evaluate(*flags, "--dataset", "wds/x", "--dataset_root", data, "--task", "probe", "--no_amp",
-                           "--batch_size", 10, name=name)["metrics"]
+def evaluate(runs: Path, data: Path, *flags, name: str = "result") -> dict:
+    return models.evaluate(*models.flags_of(runs, "wds/x", data, "--task", "probe", "--no_amp", "--batch_size", 10,
+                                            *flags), name=name)["metrics"]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return labelled_webdataset(tmp_path_factory.mktemp("labelled"), CLASSES, ["a {c}"])
+    return labelled_webdataset(tmp_path_factory.mktemp("labelled"), ["red", "blue", "green"], ["a {c}"])
 
 
 @pytest.fixture
@@ -142,8 +139,8 @@ def seen(monkeypatch):
 
 @pytest.mark.usefixtures("clip_benchmark")
 def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, seen):
-    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--fewshot_epochs", "2")
-    metrics = evaluate(*flags, data=data)
+    flags = (runs, data, "--fewshot_epochs", "2")
+    metrics = evaluate(*flags)
     assert seen == {"trained": 48, "untrained": 48}
     assert metrics["layers"] == 4 and metrics["held_out"] == 2 and metrics["feature"] == "gap"
     for row in ("", "layer_1/", "layer_2/", "layer_3/", "untrained/", "pixels/"):
@@ -151,41 +148,41 @@ def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, 
             share = metrics[f"{row}{one}_acc1"]
             assert metrics[f"{row}{one}_se"] == pytest.approx(math.sqrt(share * (1 - share) / 24))
             assert metrics[f"{row}{one}_macro"] == pytest.approx(share)  # classes have as many images
-    items = json.loads(Path("items/result.json").read_text())["values"]
+    items = read_json("items/result.json")["values"]
     assert sum(items["untrained/linear_acc1"]) == round(24 * metrics["untrained/linear_acc1"])
     head, _, *rows = markdown(read_results(["result.json"])).splitlines()
     assert head.startswith("| data set | model (run) | scorer | features | 10-NN | 20-NN | linear | linear, macro |")
     assert [row.split(" | ")[3] for row in rows] == ["encoder", "layer 1", "layer 2", "layer 3", "untrained", "pixels"]
     assert f"| {100 * metrics['linear_acc1']:.1f} ± {100 * metrics['linear_se']:.1f} |" in rows[0]
     # All is there: nothing is encoded, and the numbers are the same. One file lacking is ten images.
-    assert evaluate(*flags, data=data, name="again") == metrics
+    assert evaluate(*flags, name="again") == metrics
     assert seen == {"trained": 48, "untrained": 48}
     (next(Path("features").glob("train-tokens-*")) / "00000001.safetensors").unlink()
-    assert evaluate(*flags, data=data, name="mended") == metrics
+    assert evaluate(*flags, name="mended") == metrics
     assert seen == {"trained": 58, "untrained": 58}
 
 
 @pytest.mark.usefixtures("clip_benchmark")
 def test_nothing_is_chosen_by_test_images(runs, data, monkeypatch):
     """With other test labels the choices, and what is predicted, are the same."""
-    flags = ("--model", "mdc", "--pretrained", runs / "mdc", "--fewshot_epochs", "2", "--val_proportion", "0.4")
-    first = evaluate(*flags, data=data)
+    flags = (runs, data, "--fewshot_epochs", "2", "--val_proportion", "0.4")
+    first = evaluate(*flags)
     column = probe.TokenCache.column
 
     def other(self, name):
         found = column(self, name)
         return (found + 1) % 3 if name == "targets" and "test-tokens" in str(self.files[0]) else found
     monkeypatch.setattr(probe.TokenCache, "column", other)
-    second = evaluate(*flags, data=data, name="other")
+    second = evaluate(*flags)
     chosen = [name for name in first if name.endswith(("weight_decay", "learning_rate"))]
-    assert len(chosen) == 8 and {name: first[name] for name in chosen} == {name: second[name] for name in chosen}
+    assert len(chosen) == 8 and all(first[name] == second[name] for name in chosen)
     assert first["held_out"] == 10 and first["linear_acc1"] + second["linear_acc1"] <= 1
 
 
 @pytest.mark.usefixtures("clip_benchmark")
-def test_a_clip_model_is_probed_by_its_class_token_before_the_projection(data, tmp_path):
+def test_a_clip_model_is_probed_by_its_class_token_before_the_projection(runs, data, tmp_path):
     name, weights = save_clip(tmp_path)
-    metrics = evaluate("--model", name, "--pretrained", weights, "--fewshot_epochs", "1", data=data)
+    metrics = evaluate(runs, data, "--model", name, "--pretrained", weights, "--fewshot_epochs", "1")
     assert metrics["feature"] == "cls" and metrics["layers"] == 1
     model, _, _ = checkpoints.load(weights, name)
     found = towers.load(Namespace(model=name, pretrained=weights, model_type="open_clip", device="cpu", seed=0,
@@ -197,12 +194,12 @@ def test_a_clip_model_is_probed_by_its_class_token_before_the_projection(data, t
 
 
 @pytest.mark.usefixtures("clip_benchmark")
-def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(data, tmp_path):
+def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(runs, data, tmp_path):
     torch.manual_seed(3)
     trunk = timm.create_model("test_vit", num_classes=7)
     save_file(trunk.state_dict(), tmp_path / "weights.safetensors")
     flags = ("--model", "timm-test_vit", "--pretrained", tmp_path / "weights.safetensors")
-    assert evaluate(*flags, "--image_size", 32, "--fewshot_epochs", "1", data=data)["layers"] == 6
+    assert evaluate(runs, data, *flags, "--image_size", 32, "--fewshot_epochs", "1")["layers"] == 6
     args = Namespace(model="timm-test_vit", pretrained=str(tmp_path / "weights.safetensors"), device="cpu", seed=0)
     found = towers.load(args, None)
     image = torch.randn(2, 3, 160, 160)

@@ -1,12 +1,13 @@
 """Claims about retrieval by likelihood, by the real command. Ranks are counted by hand from one pair at a time."""
 from pathlib import Path
+from unittest.mock import patch
 
 import models
 import numpy as np
 import pytest
 import torch
 from conftest import made_images, read_json
-from models import WORDS, captioned_webdataset, save_clip
+from models import WORDS, captioned_webdataset, flags_of, save_clip
 
 from clip_benchmark_ext import resume as resume_module
 from clip_benchmark_ext.table import markdown, read_results
@@ -30,13 +31,14 @@ def data(tmp_path_factory) -> Path:
     return captioned_webdataset(tmp_path_factory.mktemp("data"), dict(samples[:5]), dict(samples[5:]))
 
 
-def evaluate(data, *flags, name="result") -> dict:
-    return models.evaluate("--dataset", "wds/x", "--dataset_root", data, "--task", "zeroshot_retrieval", "--no_amp",
-                           "--recall_k", 1, 3, *flags, name=name)["metrics"]
+@pytest.fixture
+def evaluate(runs, data):
+    """Return a function that gives the metrics of the captioner `arc`, or of a model that is named in the flags."""
+    def evaluated(*flags, alias="arc") -> dict:
+        return models.evaluate(*flags_of(runs, "wds/x", data, "--task", "zeroshot_retrieval", "--no_amp", "--recall_k",
+                                         1, 3, *flags, alias=alias))["metrics"]
 
-
-def captioner(runs, alias="arc") -> tuple:
-    return "--model", alias, "--pretrained", runs / alias
+    return evaluated
 
 
 def by_hand(path, method=None) -> tuple[np.ndarray, np.ndarray]:
@@ -49,21 +51,24 @@ def by_hand(path, method=None) -> tuple[np.ndarray, np.ndarray]:
             np.array([float(model.log_likelihood(None, row[None], method, blind=blind)) for row in text]))
 
 
-def recalls(scores: np.ndarray, k: int) -> tuple[float, float]:
-    """Text -> image and image -> text: whether fewer than k others are ahead of the (best) right one."""
-    images = [(scores[:, c] > scores[OWNER[c], c]).sum() < k for c in range(len(FLAT))]
-    texts = [(row > row[OWNER == i].max()).sum() < k for i, row in enumerate(scores)]
+def recalls(of_texts: np.ndarray, of_images: np.ndarray, scores: np.ndarray, k: int) -> tuple[float, float]:
+    """Text -> image and image -> text, given masks [N, C] of what is listed.
+
+    Whether a right one is listed, and fewer than k of those listed are ahead of the best.
+    """
+    images = [of_texts[i, c] and (scores[of_texts[:, c], c] > scores[i, c]).sum() < k for c, i in enumerate(OWNER)]
+    listed = np.where(of_images, scores, -np.inf)
+    best = [row[OWNER == i].max() for i, row in enumerate(listed)]
+    texts = [own > -np.inf and (row > own).sum() < k for row, own in zip(listed, best, strict=True)]
     return float(np.mean(images)), float(np.mean(texts))
+
+
+ALL = np.ones((9, len(FLAT)), dtype=bool)
 
 
 def shortlist(texts: np.ndarray, images: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Masks [N, C] of the best images of each caption by `texts`, and of the best captions of each image by those."""
     return texts > np.sort(texts, 0)[-size - 1], images > np.sort(images, 1)[:, -size - 1, None]
-
-
-def recall_within(mask: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """Text -> image: whether the right image is listed and fewer than k of those listed are ahead of it."""
-    return np.mean([mask[i, c] and (scores[mask[:, c], c] > scores[i, c]).sum() < k for c, i in enumerate(OWNER)])
 
 
 def assert_listed(metrics: dict, of_texts: np.ndarray, of_images: np.ndarray, whole: dict) -> None:
@@ -75,18 +80,18 @@ def assert_listed(metrics: dict, of_texts: np.ndarray, of_images: np.ndarray, wh
 
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
-def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alpha(runs, data, alias):
-    metrics = evaluate(data, *captioner(runs, alias), "--alpha", "0.5", "--batch_size", "4")
+def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alpha(runs, evaluate, alias):
+    metrics = evaluate("--alpha", "0.5", "--batch_size", "4", alias=alias)
     plain, blind = by_hand(runs / alias)
     for k in KS:
         for suffix, scores in (("", plain), ("_debiased", plain - 0.5 * blind)):
             found = [metrics[f"{way}_retrieval_recall@{k}{suffix}"] for way in ("image", "text")]
-            assert found == pytest.approx(recalls(scores, k)), (k, suffix)
+            assert found == pytest.approx(recalls(ALL, ALL, scores, k)), (k, suffix)
         best = np.argsort(-blind)[:k]  # whatever the image
         assert metrics[f"text_retrieval_recall@{k}_blind"] == pytest.approx(len(set(OWNER[best])) / 9)
         assert metrics[f"image_retrieval_recall@{k}_debiased"] == metrics[f"image_retrieval_recall@{k}"]
         assert metrics[f"text_retrieval_recall@{k}_by_alpha"] == pytest.approx(
-            [recalls(plain - alpha * blind, k)[1] for alpha in metrics["alphas"]])
+            [recalls(ALL, ALL, plain - alpha * blind, k)[1] for alpha in metrics["alphas"]])
     assert metrics["alphas"][0] == 0 and metrics["alphas"][-1] == 1.5
     _, _, tokenizer = load(str(runs / alias))
     tokens = [len(tokenizer.encode(text)) + 1 for text in FLAT]  # EOT counts
@@ -110,17 +115,17 @@ def test_a_blind_score_finds_an_image_by_chance():
         assert retrieval.hits(scores.t(), positive.t(), k).mean() == pytest.approx(k / 6)
 
 
-def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_path):
+def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, evaluate, tmp_path):
     name, weights = save_clip(tmp_path)
-    theirs = evaluate(data, "--model", name, "--pretrained", weights, name="clip")
-    whole = evaluate(data, *captioner(runs), name="whole")
-    everything = evaluate(data, *captioner(runs), "--clip", f"{name}:{weights}", "--shortlist", 100, name="all")
+    theirs = evaluate("--model", name, "--pretrained", weights)
+    whole = evaluate()
+    everything = evaluate("--clip", f"{name}:{weights}", "--shortlist", 100)
     for metric, value in theirs.items():
         assert everything[f"{metric}_clip"] == pytest.approx(value), metric  # by the same code
         assert everything[metric] == whole[metric] and everything[f"{metric}_debiased"] == whole[f"{metric}_debiased"]
     assert everything["image_retrieval_shortlist"] == everything["text_retrieval_shortlist"] == 1
 
-    metrics = evaluate(data, *captioner(runs), "--clip", f"{name}:{weights}", "--shortlist", 4, name="four")
+    metrics = evaluate("--clip", f"{name}:{weights}", "--shortlist", 4)
     model, transform, tokenizer = load(weights, name)
     with torch.no_grad():
         images = model.encode_image(made_images(transform, 9))
@@ -130,33 +135,31 @@ def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, data, tmp_pat
     plain, blind = by_hand(runs / "arc")
     for suffix, scores in (("", plain), ("_debiased", plain - blind)):
         for k in KS:
-            assert metrics[f"image_retrieval_recall@{k}{suffix}"] == pytest.approx(recall_within(of_texts, scores, k))
-            listed = np.where(of_images, scores, -np.inf)
-            found = [listed[i, OWNER == i].max() > -np.inf and (listed[i] > listed[i, OWNER == i].max()).sum() < k
-                     for i in range(9)]
-            assert metrics[f"text_retrieval_recall@{k}{suffix}"] == pytest.approx(np.mean(found))
+            found = [metrics[f"{way}_retrieval_recall@{k}{suffix}"] for way in ("image", "text")]
+            assert found == pytest.approx(recalls(of_texts, of_images, scores, k))
     assert_listed(metrics, of_texts, of_images, whole)
     assert metrics["decoder_passes"] == metrics["pairs"] + len(FLAT)  # of ARC, one a pair
     assert metrics["decoder_passes_without_shortlist"] == whole["decoder_passes"]
 
 
-def test_one_pass_of_the_captioner_makes_a_shortlist_too(runs, data):
-    whole = evaluate(data, *captioner(runs, "mdc"), name="whole")
-    everything = evaluate(data, *captioner(runs, "mdc"), "--shortlist", 100, name="all")
+def test_one_pass_of_the_captioner_makes_a_shortlist_too(runs, evaluate):
+    whole = evaluate(alias="mdc")
+    everything = evaluate("--shortlist", 100, alias="mdc")
     assert all(everything[name] == value for name, value in whole.items() if "recall" in name)
-    metrics = evaluate(data, *captioner(runs, "mdc"), "--shortlist", 3, name="three")
+    metrics = evaluate("--shortlist", 3, alias="mdc")
     (rough, rough_blind), (plain, _) = by_hand(runs / "mdc", "parallel"), by_hand(runs / "mdc")
     of_texts, of_images = shortlist(rough, rough - rough_blind, 3)
     assert_listed(metrics, of_texts, of_images, whole)
-    assert metrics["image_retrieval_recall@1"] == pytest.approx(recall_within(of_texts, plain, 1))
+    assert metrics["image_retrieval_recall@1"] == pytest.approx(recalls(of_texts, of_images, plain, 1)[0])
     assert metrics["shortlist_by"] == "parallel" and metrics["scorer"] == "heuristic"
-    alone = evaluate(data, *captioner(runs, "mdc"), "--scorer", "parallel", name="alone")
+    alone = evaluate("--scorer", "parallel", alias="mdc")
     for k in KS:
-        assert alone[f"text_retrieval_recall@{k}_debiased"] == pytest.approx(recalls(rough - rough_blind, k)[1])
+        assert alone[f"text_retrieval_recall@{k}_debiased"] == pytest.approx(
+            recalls(ALL, ALL, rough - rough_blind, k)[1])
 
 
-def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, data, monkeypatch):
-    whole = evaluate(data, *captioner(runs), "--feature_root", "other")
+def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(evaluate, monkeypatch):
+    whole = evaluate("--feature_root", "other")
     monkeypatch.setattr(retrieval, "PAIRS", 2 * len(FLAT))  # two images at once
     note, calls = resume_module.Journal.note, []
 
@@ -166,18 +169,16 @@ def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(runs, d
             raise KeyboardInterrupt
         note(journal, row)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(resume_module.Journal, "note", stopped)
+    with patch.object(resume_module.Journal, "note", stopped):
         with pytest.raises(SystemExit, match="interrupted"):
-            evaluate(data, *captioner(runs))
+            evaluate()
     (part,) = Path("features").iterdir()
     assert part.name.startswith("test-likelihoods-") and part.name.endswith(".part0")
-    patch, scored = monkeypatch, []
-    score = scoring.log_likelihood
-    patch.setattr(retrieval, "log_likelihood", lambda *args, **kwargs: scored.append(args[1]) or score(*args, **kwargs))
-    assert evaluate(data, *captioner(runs), "--batch_size", "3") == whole
-    assert [None if image is None else len(image) for image in scored] == [None, 2, 2, 1]  # blind, then what was left
-    assert not list(Path("features").glob("*.part*"))
-    other = evaluate(data, *captioner(runs), "--alpha", "0.3", "--recall_k", "2")
-    assert len(scored) == 4 and other["alpha"] == 0.3 and other["text_retrieval_recall@2_by_alpha"][3] == \
+    with patch.object(retrieval, "log_likelihood", wraps=scoring.log_likelihood) as score:
+        assert evaluate("--batch_size", "3") == whole
+        scored = [call.args[1] for call in score.call_args_list]
+        assert [image if image is None else len(image) for image in scored] == [None, 2, 2, 1]  # blind, what was left
+        assert not list(Path("features").glob("*.part*"))
+        other = evaluate("--alpha", "0.3", "--recall_k", "2")
+    assert score.call_count == 4 and other["alpha"] == 0.3 and other["text_retrieval_recall@2_by_alpha"][3] == \
         other["text_retrieval_recall@2_debiased"]

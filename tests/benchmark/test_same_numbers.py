@@ -1,17 +1,13 @@
 """Claims about results: they depend on the content of the data files, and not on the number of workers."""
-import json
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import models
 import pytest
-from conftest import picture, read_json, write_json
-from models import Loaded, captioned_webdataset, fail, labelled_webdataset, order_data, save_clip
+from conftest import members, picture, read_json, write_json, write_tar
+from models import captioned_webdataset, flags_of, labelled_webdataset, order_data, save_clip, skipped
 from safetensors.torch import load_file
-
-from clip_benchmark_ext import run as run_module
 
 pytestmark = pytest.mark.usefixtures("clip_benchmark", "no_java")
 WORKERS = (0, 1, 3)
@@ -41,8 +37,8 @@ def captioned(root: Path) -> Path:
 def test_workers_change_no_number_of_classes(runs, labelled, tmp_path, task):
     results = []
     for workers in WORKERS:
-        results.append(evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "wds/x", "--dataset_root",
-                                labelled, *task, "--num_workers", workers, "--feature_root", tmp_path / str(workers)))
+        results.append(evaluate(*flags_of(runs, "wds/x", labelled, *task, "--num_workers", workers, "--feature_root",
+                                          tmp_path / str(workers))))
         results[-1]["kept"] = {path.name: load_file(path)["features"].tolist() for path in
                                tmp_path.glob(f"{workers}/*")}
     assert results[0] == results[1] == results[2]
@@ -54,12 +50,12 @@ def test_workers_change_no_caption_that_is_drawn_and_no_recall(runs, tmp_path):
     found = []
     for workers in WORKERS:
         shutil.rmtree("captions", ignore_errors=True)
-        common = ("--dataset", "wds/x", "--dataset_root", root, "--num_workers", workers)
-        result = evaluate("--model", "mdc", "--pretrained", runs / "mdc", *common, "--task", "captioning",
-                          "--temperature", "1", "--samples", "2", "--guidance_scale", "2")
+        common = flags_of(runs, "wds/x", root, "--num_workers", workers)
+        result = evaluate(*common, "--task", "captioning", "--temperature", "1", "--samples", "2", "--guidance_scale",
+                          "2")
         saved = read_json("captions/result.json")
         found.append((result["metrics"], saved["captions"], saved["samples"], saved["key"], evaluate(
-            "--model", name, "--pretrained", weights, *common, "--task", "zeroshot_retrieval")["metrics"]))
+            *common, "--model", name, "--pretrained", weights, "--task", "zeroshot_retrieval")["metrics"]))
     assert list(found[0][1]) == [str(i) for i in range(10)]
     assert found[0] == found[1] == found[2]
 
@@ -82,13 +78,8 @@ def swap(*paths: Path) -> None:
 
 
 def rotate_labels(path: Path) -> None:
-    content = path.read_bytes()
-    with tarfile.open(path) as tar:
-        for member in tar:
-            if member.name.endswith(".cls"):
-                place = member.offset_data
-                content = content[:place] + str((int(content[place:place + 1]) + 1) % 3).encode() + content[place + 1:]
-    path.write_bytes(content)
+    write_tar(path, {name: b"%d" % ((int(data) + 1) % 3) if name.endswith(".cls") else data
+                     for name, data in members(path).items()})
 
 
 def swap_captions(path: Path) -> None:
@@ -112,55 +103,48 @@ def class_folders(root: Path) -> Path:
     return root
 
 
-PROBE = ("--dataset", "wds/x", "--task", "linear_probe")
+PROBE = ("wds/x", "--task", "linear_probe")
 KINDS = {  # data, flags, and changes of some of its files
-    "sugar_crepe": (sugar_crepe, ("--dataset", "sugar_crepe/swap_att"), [
+    "sugar_crepe": (sugar_crepe, ("sugar_crepe/swap_att",), [
         (swap_captions, "swap_att.json"), (swap, "val2017/0.bmp", "val2017/1.bmp")]),
-    "aro": (lambda root: order_data(root, images=3), ("--dataset", "aro/coco_order"), [
+    "aro": (lambda root: order_data(root, images=3), ("aro/coco_order",), [
         (lambda path: picture(path, 9), "val2014/0.png")]),
     "labels": (lambda root: labelled_webdataset(root, ["red", "blue", "green"], ["a {c}"], 9), PROBE, [
         (rotate_labels, "test/0.tar"), (rotate_labels, "train/0.tar")]),
-    "class names": (lambda root: labelled_webdataset(root, ["red", "dog"], ["a {c}", "b {c}"], 6), PROBE[:2], [
+    "class names": (lambda root: labelled_webdataset(root, ["red", "dog"], ["a {c}", "b {c}"], 6), PROBE[:1], [
         (lambda path: path.write_text("dog\nred"), "classnames.txt"),
         (lambda path: path.write_text("a {c}\nc {c}"), "zeroshot_classification_templates.txt")]),
-    "captions": (captioned, ("--dataset", "wds/x", "--task", "captioning"), [
+    "captions": (captioned, ("wds/x", "--task", "captioning"), [
         (lambda path: path.write_bytes(path.read_bytes().replace(b"red", b"big")), "test/1.tar")]),
-    "folders": (class_folders, ("--dataset", "imagenet1k-unverified", *PROBE[2:]), [
+    "folders": (class_folders, ("imagenet1k-unverified", *PROBE[1:]), [
         (swap, "val/n0/0.bmp", "val/n1/1.bmp"), (swap, "train/n0/2.bmp", "train/n0/4.bmp")]),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_result_is_made_again_when_a_file_holds_something_else(runs, tmp_path, monkeypatch, caplog, kind):
+def test_a_result_is_made_again_when_a_file_holds_something_else(runs, tmp_path, caplog, kind):
     make, flags, changes = KINDS[kind]
     root = make(tmp_path / "data")
-    command = ("--model", "mdc", "--pretrained", runs / "mdc", *flags, "--dataset_root", root, "--num_workers", "0",
-               "--skip_existing")
-    first = evaluate(*command)
+    command = flags_of(runs, flags[0], root, *flags[1:], "--batch_size", 4)
+    evaluate(*command)
     for path in root.rglob("*.*"):
         os.utime(path, (1, 1))
-    evaluated = evaluate(*command)
+    assert skipped(*command)
     for change, *names in changes:
-        before = [(root / name).read_bytes() for name in names]
-        with_old_times(change, *(root / name for name in names))
-        with monkeypatch.context() as patch:
-            patch.setattr(run_module, "load_model", fail)
-            with pytest.raises(Loaded):
-                evaluate(*command)
-            assert "other data_sha256" in caplog.text
-            for name, content in zip(names, before, strict=True):
-                (root / name).write_bytes(content)
-            assert evaluate(*command) == evaluated == first
+        paths = [root / name for name in names]
+        before = [path.read_bytes() for path in paths]
+        with_old_times(change, *paths)
+        assert not skipped(*command) and "other data_sha256" in caplog.text
+        for path, content in zip(paths, before, strict=True):
+            path.write_bytes(content)
+        assert skipped(*command)
 
 
-def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs, tmp_path, monkeypatch, caplog):
-    root = sugar_crepe(tmp_path / "data")
-    command = ("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "sugar_crepe/swap_att", "--dataset_root",
-               root, "--num_workers", "0", "--skip_existing")
+def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs, tmp_path, caplog):
+    command = flags_of(runs, "sugar_crepe/swap_att", sugar_crepe(tmp_path / "data"), "--batch_size", 4)
     first = evaluate(*command)
-    old = json.loads(json.dumps(first))
+    old = read_json("result.json")
     del old["settings"]["data_sha256"]
     write_json("result.json", old)
-    assert evaluate(*command) == first
-    monkeypatch.setattr(run_module, "load_model", fail)
-    assert evaluate(*command) == first and caplog.text.count("other data_sha256") == 1
+    assert not skipped(*command)
+    assert evaluate(*command) == first and skipped(*command) and caplog.text.count("other data_sha256") == 1

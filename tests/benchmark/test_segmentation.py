@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SHARED, make_image, needs_data, png, refused, saved, seeded, write_tar
-from models import evaluate
+from conftest import SHARED, needs_data, picture, png, refused, saved, seeded, write_tar
+from models import evaluate, flags_of
 from PIL import Image
+from sklearn.metrics import accuracy_score, jaccard_score
 
 from clip_benchmark_ext.datasets import masks
 from clip_benchmark_ext.metrics.mask_metrics import class_iou, confusion, measures, with_errors
@@ -28,16 +29,12 @@ def test_mean_iou_is_that_of_sets_of_pixels():
     predicted, target = (torch.randint(0, 4, (5, 8, 9), generator=generator) for _ in range(2))
     target[predicted == 3] = 0  # a class that is never right
     target[0, :2] = masks.VOID
-    pixels = [(p, t) for p, t in zip(predicted.flatten().tolist(), target.flatten().tolist(), strict=True) if t != 255]
-    expected = []
-    for one in range(5):  # class 4 is nowhere
-        both, either = sum(p == t == one for p, t in pixels), sum(one in (p, t) for p, t in pixels)
-        expected.append(both / either if either else math.nan)
+    seen = target != 255
+    expected = jaccard_score(target[seen], predicted[seen], average=None).tolist()
     matrices = torch.stack([confusion(p, t, 5) for p, t in zip(predicted, target, strict=True)])
-    assert class_iou(matrices.sum(0)).tolist() == pytest.approx(expected, nan_ok=True) and math.isnan(expected[4])
-    found = measures(matrices.sum(0))
-    assert found == pytest.approx({"miou": sum(expected[:4]) / 4, "pixel_acc": sum(p == t for p, t in pixels) / len(
-        pixels)})
+    assert class_iou(matrices.sum(0)).tolist() == pytest.approx([*expected, math.nan], nan_ok=True)  # 4 is nowhere
+    assert measures(matrices.sum(0)) == pytest.approx({
+        "miou": sum(expected) / 4, "pixel_acc": accuracy_score(target[seen], predicted[seen])})
     # The jackknife of a mean of groups of as many pixels is the standard error of their mean.
     whole = torch.stack([confusion(p, t, 5) for p, t in zip(predicted[1:], target[1:], strict=True)])
     shares = np.array([measures(one)["pixel_acc"] for one in whole])
@@ -71,19 +68,18 @@ def test_patches_are_the_pixels_under_each_token():
 
 def ade20k(root: Path) -> Path:
     for folder in ("training", "validation"):
-        (root / "images" / folder).mkdir(parents=True)
+        picture(root / "images" / folder / "a.jpg", 1)
         (root / "annotations" / folder).mkdir(parents=True)
-        make_image(1).save(root / "images" / folder / "a.jpg")
         (root / "annotations" / folder / "a.png").write_bytes(mask_png(np.full((40, 40), 150) * (np.eye(40) == 0)))
     return root
 
 
 def voc(root: Path) -> Path:
-    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+    for folder in ("SegmentationClass", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True)
     for split, name in (("train", "2007_a"), ("val", "2007_b")):
         (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text(name + "\n")
-        make_image(1).save(root / "JPEGImages" / f"{name}.jpg")
+        picture(root / "JPEGImages" / f"{name}.jpg", 1)
         (root / "SegmentationClass" / f"{name}.png").write_bytes(mask_png(np.where(np.eye(40), 255, 20), "P"))
     return root
 
@@ -129,8 +125,7 @@ def halves(root: Path, count: int = 24) -> Path:
 
 
 def segmented(runs, root: Path, *more) -> dict:
-    return evaluate("--model", "mdc", "--pretrained", runs / "mdc", "--dataset", "masks", "--dataset_root", root,
-                    "--no_amp", *more)
+    return evaluate(*flags_of(runs, "masks", root, "--no_amp", *more))
 
 
 @pytest.mark.usefixtures("clip_benchmark")

@@ -8,7 +8,7 @@ import torch
 
 from clip_benchmark_ext.datasets.readers import Case
 from clip_benchmark_ext.metrics import selection_metrics as metrics_of_scores
-from clip_benchmark_ext.metrics.selection_metrics import clip_benchmarks_metrics, debiased_score, symmetric_relations
+from clip_benchmark_ext.metrics.selection_metrics import clip_benchmarks_metrics, symmetric_relations
 from clip_benchmark_ext.metrics.sugar_crepe import group_averages
 from clip_benchmark_ext.selection_datasets import find_row
 
@@ -20,43 +20,27 @@ def selection_metrics(name, scores, cases):
 RIGHT, TIE, WRONG = [2.0, 1.0], [1.0, 1.0], [1.0, 2.0]
 
 
-def pair_cases(groups):
-    """One case with a right and a wrong caption per group name."""
-    return [Case(f"row{i}", (Path("x.png"),), (f"right {i}", f"wrong {i}"), group) for i, group in enumerate(groups)]
-
-
-def order_cases(count):
-    return [Case(f"row{i}", (Path("x.png"),), tuple(f"order {j} of {i}" for j in range(5)), "coco_order")
-            for i in range(count)]
-
-
-def winoground_cases(count):
-    return [Case(f"row{i}", (Path("a.png"), Path("b.png")), (f"x {i}", f"y {i}"), "Object") for i in range(count)]
+def cases_of(groups, captions=2, images=1):
+    """One case per group name, with so many captions, the first of which is right."""
+    return [Case(f"row{i}", (Path("x.png"),) * images, tuple(f"text {j} of {i}" for j in range(captions)), group)
+            for i, group in enumerate(groups)]
 
 
 @pytest.mark.parametrize("name", ["sugar_crepe/swap_obj", "valse/existence"])
 def test_pairs_are_right_only_if_the_right_caption_scores_strictly_higher(name):
-    metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, pair_cases("ggggg"))
+    metrics = selection_metrics(name, {"plain": [RIGHT, TIE, WRONG, RIGHT, TIE]}, cases_of("ggggg"))
     assert metrics == {"cases": 5, "duplicates": 0, "same_words": 0, "full_stop_differs": 0, "capital_differs": 0,
                        "ties_count_as": "wrong", "text_acc": 0.4, "ties": 2, "tied_cases": "row1 row4"}
-
-
-def test_the_debiased_score_subtracts_alpha_times_the_blind_one():
-    assert debiased_score([-3.0, -5.0], [-1.0, -4.0]).tolist() == [-2.0, -1.0]
-    assert debiased_score([-3.0, -5.0], [-1.0, -4.0], alpha=0.5).tolist() == [-2.5, -3.0]
-    assert debiased_score([-3.0, -5.0], [-1.0, -4.0], alpha=0).tolist() == [-3.0, -5.0]
-    assert debiased_score([[-3.0, -5.0], [-2.0, -7.0]], [-1.0, -4.0]).tolist() == [[-2.0, -1.0], [-1.0, -3.0]]
-    assert debiased_score(torch.tensor([-3.0]), torch.tensor([-1.0])).tolist() == [-2.0]
 
 
 def test_equal_texts_tie_whatever_noise_the_scorer_added():
     cases = [Case("a", (Path("x.png"),), ("same", "same"), "g"), Case("b", (Path("x.png"),), ("one", "other"), "g")]
     for noise in (1e-6, -1e-6):
         metrics = selection_metrics("sugar_crepe/add_att", {"plain": [[1.0, 1.0 + noise], RIGHT]}, cases)
-        assert metrics["text_acc"] == 0.5 and metrics["ties"] == 1 and metrics["duplicates"] == 1
+        assert metrics.items() >= {"text_acc": 0.5, "ties": 1, "duplicates": 1}.items()
         order = [Case("a", (Path("x.png"),), ("s", "t", "s", "t", "u"), "g")]
         metrics = selection_metrics("aro/coco_order", {"plain": [[2.0, 1.0, 2.0 + noise, 1.0, 0.0]]}, order)
-        assert metrics["text_acc"] == 1 and metrics["text_acc_strict"] == 0 and metrics["duplicates"] == 1
+        assert metrics.items() >= {"text_acc": 1, "text_acc_strict": 0, "duplicates": 1}.items()
 
 
 def test_pairs_with_the_same_words_are_counted_marked_and_averaged_apart():
@@ -66,8 +50,8 @@ def test_pairs_with_the_same_words_are_counted_marked_and_averaged_apart():
     cases = [Case(f"row{i}", (Path(f"{i}.png"),), pair, "g") for i, pair in enumerate(texts)]
     scores = {"plain": [RIGHT, WRONG, RIGHT, TIE, RIGHT, TIE], "blind": [TIE, RIGHT, WRONG, RIGHT, WRONG, TIE]}
     metrics, items = metrics_of_scores.selection_metrics(find_row("sugar_crepe/swap_obj").metric, scores, cases)
-    assert (metrics["same_words"], metrics["duplicates"]) == (2, 1)
-    assert (metrics["same_words_acc"], metrics["same_words_acc_blind"]) == (0.5, 0.5)
+    assert metrics.items() >= {"same_words": 2, "duplicates": 1, "same_words_acc": 0.5, "same_words_acc_blind": 0.5
+                               }.items()
     assert items["same_words"] == [True, False, False, True, False, False]
 
 
@@ -88,37 +72,34 @@ def test_pairs_that_their_surface_gives_away_are_counted_marked_and_left_out_of_
 
 def test_orders_count_a_tie_for_the_right_caption_as_right_and_report_the_strict_number_too():
     scores = [[5, 4, 3, 2, 1], [5, 5, 3, 2, 1], [4, 5, 3, 2, 1], [4, 4, 5, 2, 1], [1, 1, 1, 1, 1]]
-    metrics = selection_metrics("aro/flickr30k_order", {"plain": scores}, order_cases(5))
-    official = np.mean([np.argmax(row) == 0 for row in scores])  # Precision@1 of the official code
-    assert metrics["text_acc"] == official == 0.6
-    assert metrics["text_acc_strict"] == 0.2
-    assert metrics["ties"] == 2 and metrics["tied_cases"] == "row1 row4" and metrics["ties_count_as"] == "right"
+    metrics = selection_metrics("aro/flickr30k_order", {"plain": scores}, cases_of(["coco_order"] * 5, 5))
+    assert metrics.items() >= {
+        "text_acc": np.mean([np.argmax(row) == 0 for row in scores]),  # Precision@1 of the official code
+        "text_acc_strict": 0.2, "ties": 2, "tied_cases": "row1 row4", "ties_count_as": "right"}.items()
 
 
 def test_vg_relation_averages_over_relations_without_the_excluded_ones():
     # "on" 3 of 4, "behind" 0 of 1, and "near", which is excluded, 0 of 2
     groups = ["on"] * 4 + ["behind", "near", "near"]
     metrics = selection_metrics("aro/vg_relation", {"plain": [RIGHT, RIGHT, RIGHT, TIE, WRONG, WRONG, TIE]},
-                                pair_cases(groups))
+                                cases_of(groups))
     assert len(symmetric_relations()) == 157
     assert "near" in symmetric_relations() and not {"on", "behind"} & symmetric_relations()
-    assert metrics["text_acc"] == metrics["text_acc_macro"] == (3 / 4 + 0) / 2
-    assert metrics["text_acc_micro"] == 3 / 5
-    assert (metrics["cases"], metrics["groups"], metrics["cases_in_groups"], metrics["ties"]) == (7, 2, 5, 2)
+    assert metrics.items() >= {"text_acc": (3 / 4 + 0) / 2, "text_acc_macro": (3 / 4 + 0) / 2, "text_acc_micro": 3 / 5,
+                               "cases": 7, "groups": 2, "cases_in_groups": 5, "ties": 2}.items()
 
 
 def test_vg_attribution_averages_over_ordered_pairs_with_at_least_25_cases():
     # white_round has 25 rows with 20 right, round_white 24 rows (too few, another pair), red_big 50 rows, all right
     groups = ["white_round"] * 25 + ["round_white"] * 24 + ["red_big"] * 50
     scores = [RIGHT] * 20 + [WRONG] * 4 + [TIE] + [WRONG] * 24 + [RIGHT] * 50
-    metrics = selection_metrics("aro/vg_attribution", {"plain": scores}, pair_cases(groups))
-    assert metrics["text_acc"] == (20 / 25 + 1) / 2
-    assert metrics["text_acc_micro"] == 70 / 75
-    assert (metrics["cases"], metrics["groups"], metrics["cases_in_groups"]) == (99, 2, 75)
+    metrics = selection_metrics("aro/vg_attribution", {"plain": scores}, cases_of(groups))
+    assert metrics.items() >= {"text_acc": (20 / 25 + 1) / 2, "text_acc_micro": 70 / 75, "cases": 99, "groups": 2,
+                               "cases_in_groups": 75}.items()
 
 
 def test_an_official_average_over_nothing_is_missing_and_says_why(caplog):
-    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT], "blind": [TIE]}, pair_cases(["red_big"]))
+    metrics = selection_metrics("aro/vg_attribution", {"plain": [RIGHT], "blind": [TIE]}, cases_of(["red_big"]))
     assert metrics["text_acc"] is metrics["text_acc_micro"] is metrics["text_acc_blind"] is None
     assert metrics["groups"] == 0 and "keeps none of these 1 cases" in metrics["text_acc_missing"]
     assert "keeps none of these 1 cases" in caplog.text
@@ -167,10 +148,9 @@ def test_winoground_text_image_and_group_score_are_strict():
         "text tie": [[2, 2], [1, 3]],  # image 0 cannot decide, but both captions find their image
         "image tie": [[2, 1], [2, 3]],  # caption 0 cannot decide
     }
-    metrics = selection_metrics("winoground", {"plain": list(cases.values())}, winoground_cases(6))
-    assert metrics["text_acc"] == 3 / 6 and metrics["image_acc"] == 3 / 6 and metrics["acc"] == 1 / 6
-    assert metrics["ties"] == 1 and metrics["tied_cases"] == "row4" and metrics["image_ties"] == 1
-    assert metrics["cases"] == 6
+    metrics = selection_metrics("winoground", {"plain": list(cases.values())}, cases_of(["Object"] * 6, images=2))
+    assert metrics.items() >= {"text_acc": 3 / 6, "image_acc": 3 / 6, "acc": 1 / 6, "ties": 1, "tied_cases": "row4",
+                               "image_ties": 1, "cases": 6}.items()
 
 
 @pytest.mark.parametrize("scores, message", [
@@ -181,13 +161,13 @@ def test_winoground_text_image_and_group_score_are_strict():
 ])
 def test_scores_that_do_not_fit_the_cases_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
-        selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, pair_cases("gg"))
+        selection_metrics("sugar_crepe/swap_obj", {"plain": scores}, cases_of("gg"))
 
 
 def test_impossible_captions_are_compared_without_nan():
     infinite = -math.inf
     metrics = selection_metrics("sugar_crepe/swap_obj", {"plain": [[-1.0, infinite], [infinite, infinite]]},
-                                pair_cases("gg"))
+                                cases_of("gg"))
     assert metrics["text_acc"] == 0.5 and metrics["ties"] == 1
 
 
@@ -197,22 +177,21 @@ def test_impossible_captions_are_compared_without_nan():
 def result(subset, right, wrong, tie=0, **extra):
     """A result file as clip_benchmark writes it, of a subset with these outcomes."""
     plain = [RIGHT] * right + [WRONG] * wrong + [TIE] * tie
-    scores = {"plain": plain, "blind": [WRONG] * len(plain)}
-    metrics = selection_metrics(f"sugar_crepe/{subset}", scores, pair_cases(subset for _ in plain))
-    return {"dataset": f"sugar_crepe/{subset}", "model": "mdc", "pretrained": "x.pt", "metrics": {**metrics, **extra}}
+    metrics = selection_metrics(f"sugar_crepe/{subset}", {"plain": plain, "blind": [WRONG] * len(plain)},
+                                cases_of([subset] * len(plain)))
+    return {"dataset": f"sugar_crepe/{subset}", "metrics": {**metrics, **extra}}
 
 
 def test_group_averages_are_over_subsets_and_over_cases():
-    results = [result("add_att", 3, 1, cases_left_out=5), result("add_obj", 5, 11, 4, cases_left_out=7),
-               result("replace_att", 1, 1), result("replace_obj", 2, 0), result("replace_rel", 0, 4),
-               result("swap_att", 1, 0), result("swap_obj", 1, 3),
-               {"dataset": "aro/coco_order", "metrics": {"text_acc": 0}}]
-    groups = group_averages(results)
+    groups = group_averages([
+        result("add_att", 3, 1, cases_left_out=5), result("add_obj", 5, 11, 4, cases_left_out=7),
+        result("replace_att", 1, 1), result("replace_obj", 2, 0), result("replace_rel", 0, 4),
+        result("swap_att", 1, 0), result("swap_obj", 1, 3), {"dataset": "aro/coco_order", "metrics": {"text_acc": 0}}])
     assert list(groups) == ["sugar_crepe/add", "sugar_crepe/replace", "sugar_crepe/swap"]
-    add = groups["sugar_crepe/add"]
-    assert add["text_acc_macro"] == (3 / 4 + 5 / 20) / 2 and add["text_acc_micro"] == pytest.approx(8 / 24)
-    assert add["text_acc_macro_blind"] == add["text_acc_micro_blind"] == 0
-    assert (add["cases"], add["ties"], add["ties_blind"], add["duplicates"], add["cases_left_out"]) == (24, 4, 0, 0, 12)
+    assert groups["sugar_crepe/add"].items() >= {
+        "text_acc_macro": (3 / 4 + 5 / 20) / 2, "text_acc_micro": pytest.approx(8 / 24), "text_acc_macro_blind": 0,
+        "text_acc_micro_blind": 0, "cases": 24, "ties": 4, "ties_blind": 0, "duplicates": 0, "cases_left_out": 12
+    }.items()
     assert groups["sugar_crepe/replace"]["text_acc_macro"] == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert groups["sugar_crepe/replace"]["text_acc_micro"] == pytest.approx(3 / 8)
     assert groups["sugar_crepe/swap"]["text_acc_micro"] == pytest.approx(2 / 5)

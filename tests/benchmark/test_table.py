@@ -1,6 +1,4 @@
 """Claims about the Markdown tables of result files."""
-from pathlib import Path
-
 import pytest
 from conftest import read_json, run, write_json
 
@@ -35,20 +33,17 @@ def test_groups_of_sugar_crepe_are_shown_over_subsets_and_over_cases_under_these
 def test_what_a_likelihood_says_is_never_shown_without_its_debiased_number(tmp_path):
     head, _, row = markdown(read_results([write(tmp_path, "wds/probe", acc1=0.25, acc5=0.5, acc1_blind=0.1,
                                                 acc5_blind=0.3, acc1_debiased=0.75, acc5_debiased=1.0)])).splitlines()
-    cells = dict(zip(head.split(" | ")[3:], row.split(" | ")[3:], strict=True))
-    assert list(cells.items()) == [("top-1", "25.0"), ("top-1 blind", "10.0"), ("top-1 debiased", "75.0"),
-                                   ("top-5", "50.0"), ("top-5 blind", "30.0"), ("top-5 debiased |", "100.0 |")]
+    assert head.endswith("| top-1 | top-1 blind | top-1 debiased | top-5 | top-5 blind | top-5 debiased |")
+    assert row.endswith("| 25.0 | 10.0 | 75.0 | 50.0 | 30.0 | 100.0 |")
 
 
 def test_results_of_other_settings_are_averaged_apart(tmp_path):
     files = []
     for draws, accuracy in ((4, 0.5), (8, 0.75)):
-        (tmp_path / str(draws)).mkdir()
         for subset in GROUPS["swap"]:
             files.append(write(tmp_path / str(draws), f"sugar_crepe/{subset}", text_acc=accuracy, cases=4))
-            result = read_json(files[-1])
-            settings = {"num_samples": draws, "dataset_root": subset}
-            write_json(files[-1], result | {"settings": settings})
+            write_json(files[-1], read_json(files[-1]) | {
+                "settings": {"num_samples": draws, "dataset_root": subset}})
     rows = markdown(read_results(files)).splitlines()[2:]
     assert sorted(row.split("|")[4].strip() for row in rows if "macro" in row) == ["50.0", "75.0"]
 
@@ -67,9 +62,9 @@ def test_what_is_no_result_file_is_named_in_one_line(tmp_path):
     for name, value in [("text_acc", "1"), ("text_acc_blind", [1]), ("scorer", 3), ("cases", {}), ("lp_acc1", True)]:
         with pytest.raises(ValueError, match=f"is not a result file .*{name} is "):
             read_results([write(tmp_path, "sugar_crepe/swap_att", **{name: value})])
-    path = Path(write(tmp_path, "sugar_crepe/swap_att", text_acc=0.5))
     for changed in ({"pretrained": 3}, {"dataset": None}, {"metrics": [1]}, {"settings": 3}):
+        path = write(tmp_path, "sugar_crepe/swap_att", text_acc=0.5)
         write_json(path, read_json(path) | changed)
         with pytest.raises(ValueError, match="is not a result file"):
-            read_results([str(path)])
+            read_results([path])
     assert "usage:" in run("python", "-m", "clip_benchmark_ext.table", "--help", fork=True).stdout

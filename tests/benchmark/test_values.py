@@ -4,13 +4,14 @@ Everything runs under autocast, as users run it. There a network call with anoth
 of bfloat16, and likelihoods by some hundredths of a nat. So only cases with a larger margin are compared.
 """
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from conftest import made_images, picture, write_json
 from core.likelihoods import reveal
-from models import evaluate, labelled_webdataset, order_data
+from models import evaluate, flags_of, labelled_webdataset, order_data
 from torch.utils.data import DataLoader, TensorDataset
 
 from clip_benchmark_ext.selection_datasets import build_dataset
@@ -36,13 +37,8 @@ def order(tmp_path_factory):
 @torch.no_grad()
 def log_probs(model, patches, text):
     """log p [n, V] at each position of a text without padding, given patch tokens [P, D]."""
-    model.encode_image_tokens = lambda image: patches[None]
-    try:
-        valid = torch.ones(1, len(text), dtype=torch.bool)
-        with torch.autocast("cpu"):
-            return model.logits(torch.zeros(1), text[None], valid)[0].double().log_softmax(-1)
-    finally:
-        del model.encode_image_tokens
+    with patch.object(model, "encode_image_tokens", lambda image: patches[None]), torch.autocast("cpu"):
+        return model.logits(None, text[None], torch.ones(1, len(text), dtype=torch.bool))[0].double().log_softmax(-1)
 
 
 def score_by_hand(model, patches, text, method, interval=(0, 1), **_):
@@ -76,13 +72,10 @@ def rows_by_hand(model, tokenizer, images, captions, options):
     """Plain and blind scores [N, C] of images [N, 3, H, W] and N lists of captions."""
     with torch.no_grad(), torch.autocast("cpu"):
         patches = model.encode_image_tokens(images)
-    mean = patches.mean(0)
-    rows = {"plain": [], "blind": []}
-    for own, texts in zip(patches, captions, strict=True):
-        ids = [trim(text, model.vocab_size) for text in tokenizer(texts)]
-        rows["plain"].append([score_by_hand(model, own, text, **options) for text in ids])
-        rows["blind"].append([score_by_hand(model, mean, text, **options) for text in ids])
-    return {name: np.array(row) for name, row in rows.items()}
+    ids = [[trim(text, model.vocab_size) for text in tokenizer(texts)] for texts in captions]
+    return {row: np.array([[score_by_hand(model, own, text, **options) for text in texts]
+                           for own, texts in zip(seen, ids, strict=True)])
+            for row, seen in (("plain", patches), ("blind", patches.mean(0, keepdim=True).expand_as(patches)))}
 
 
 def check_accuracy(accuracy, scores, tolerance):
@@ -99,14 +92,13 @@ def check_accuracy(accuracy, scores, tolerance):
 @pytest.mark.parametrize("name", SCORERS)
 def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_by_hand(runs, order, name):
     flags, options, alias = SCORERS[name]
-    metrics = evaluate("--model", alias, "--pretrained", runs / alias, "--dataset", "aro/coco_order",
-                       "--dataset_root", order, "--alpha", "0.5", "--batch_size", "5", *flags)["metrics"]
+    metrics = evaluate(*flags_of(runs, "aro/coco_order", order, "--alpha", "0.5", "--batch_size", "5", *flags,
+                                 alias=alias))["metrics"]
     model, transform, tokenizer = load(str(runs / alias))
     dataset = build_dataset("aro/coco_order", order, transform)
     loader = DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
-    images = torch.stack([dataset[i][0] for i in range(len(dataset))])
-    captions = [list(case.captions) for case in dataset.cases]
-    rows = rows_by_hand(model, tokenizer, images, captions, options)
+    images, captions = zip(*dataset, strict=True)
+    rows = rows_by_hand(model, tokenizer, torch.stack(images), captions, options)
     rows["debiased"] = rows["plain"] - 0.5 * rows["blind"]
 
     with torch.autocast("cpu"):
@@ -150,8 +142,8 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
     classes = ["red", "green star", "blue square", "yellow", "circle", "red triangle"]
     templates = ["a {c}", "{c} of a star"]
     root = labelled_webdataset(tmp_path / "wds", classes, templates, per_split=6)
-    metrics = evaluate("--model", alias, "--pretrained", runs / alias, "--dataset", "wds/tiny", "--dataset_root", root,
-                       "--batch_size", "4", "--alpha", "0.5", *flags)["metrics"]
+    metrics = evaluate(*flags_of(runs, "wds/tiny", root, "--batch_size", "4", "--alpha", "0.5", *flags,
+                                 alias=alias))["metrics"]
     model, transform, tokenizer = load(str(runs / alias))
     images, targets = made_images(transform, 6), torch.arange(6)
     captions = [[template.format(c=c) for template in templates] for c in classes]
@@ -177,21 +169,21 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
 
 def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused_as_classes(runs, tmp_path, caplog):
     """Cut, these two are equal, and the case is a tie. SugarCrepe has one that the scenes' vocabulary cuts."""
-    mdc, long = ("--model", "mdc", "--pretrained", runs / "mdc"), "red " * 90
+    long = "red " * 90
     for i in range(2):
         picture(tmp_path / "images" / f"{i}.png", i)
     write_json(tmp_path / "examples.jsonl", {
         "id": 7, "image_0": "0", "image_1": "1", "caption_0": f"{long}star", "caption_1": f"{long}circle"})
-    metrics = evaluate(*mdc, "--dataset", "winoground", "--dataset_root", tmp_path)["metrics"]
+    metrics = evaluate(*flags_of(runs, "winoground", tmp_path))["metrics"]
     assert (metrics["cases_cut"], metrics["cases"], metrics["text_acc"]) == (1, 1, 0)
     assert "1 of 1 cases have a caption that is cut at 77 tokens, such as 7" in caplog.text
     root = labelled_webdataset(tmp_path / "wds", ["star", "circle"], ["a {c}", long + "{c}"])
     with pytest.raises(SystemExit, match=r"caption 2 has 93 tokens .*: shorten it \('red red"):
-        evaluate(*mdc, "--dataset", "wds/tiny", "--dataset_root", root)
+        evaluate(*flags_of(runs, "wds/tiny", root))
 
 
 def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiased_row(runs, order):
-    metrics = evaluate("--model", "mcd", "--pretrained", runs / "mcd", "--dataset", "aro/coco_order", "--dataset_root",
-                       order, "--num_samples", "20", "--batch_size", "5")["metrics"]
+    metrics = evaluate(*flags_of(runs, "aro/coco_order", order, "--num_samples", "20", "--batch_size", "5",
+                                 alias="mcd"))["metrics"]
     assert metrics["scorer"] == "bound" and metrics["num_samples"] == metrics["mean_draws"] == 20
     assert all(0 <= metrics[f"text_acc{row}"] <= 1 for row in ("", "_blind", "_debiased"))

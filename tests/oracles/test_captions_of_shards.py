@@ -32,37 +32,40 @@ def odd(tmp_path):
 
 
 def test_every_reader_leaves_out_the_same_texts_and_names_the_first(odd, caplog):
+    texts = [text for own in RIGHT.values() for text in own]
     seen = {sample["__key__"]: own for sample, own in captions.captioned(read_samples(odd))}
     assert seen == RIGHT and f"Left out 4 of the samples, in 1 of the shards, as they have no image or no caption. " \
         f"The first is {odd}, sample b (png, txt), whose .txt is empty." in caplog.text
-    assert [pair["text"] for pair in images.image_pairs(read_samples(odd))] == ["\x1e".join(x) for x in RIGHT.values()]
-    assert [text for _, text in images.read_pairs([odd], lambda x: x, lambda text: [text])] == [
-        own[0] for own in RIGHT.values()]
+    assert [pair["text"] for pair in images.image_pairs(read_samples(odd))] == texts
+    assert [text for _, text in images.read_pairs([odd], lambda x: x, lambda text: [text])] == texts
     caplog.clear()
-    assert list(lengths.read_captions([odd])) == [text for own in RIGHT.values() for text in own]
+    assert list(lengths.read_captions([odd])) == texts
     assert "Left out 4" in caplog.text
     caplog.clear()
     tools = {source.name.rpartition(":")[2]: source.text for source in images.read_images([images.Path(odd)])}
     assert {key: own for key, text in tools.items() if (own := captions.split_captions(text or ""))} == RIGHT
     assert f"1 of the .txt in {odd} are no caption. The first is {odd}, sample d, line 1 is no UTF-8" in caplog.text
-    prepared = {sample.name: sample for sample in prepare_layouts.read_shards([odd], "captions")}
-    assert prepared["d.png"].captions is None and "sample d, line 1 is no UTF-8 text (byte 0xe9)" in prepared[
-        "d.png"].seen
+    (prepared,) = (found for found in prepare_layouts.read_shards([odd], "captions") if found.name == "d.png")
+    assert prepared.captions is None and "sample d, line 1 is no UTF-8 text (byte 0xe9)" in prepared.seen
 
 
+def of_six(*forms: str) -> list[str]:
+    return [form.format(i) for form in forms for i in SIX]
+
+
+PAIRS = ["0.png", "0.txt", "1.png", "1.txt"]
 APART = {
-    "all images, then all texts": [f"{i}.png" for i in SIX] + [f"{i}.txt" for i in SIX],
-    "a folder of each": [f"images/{i}.png" for i in SIX] + [f"texts/{i}.txt" for i in SIX],
-    "the last texts at the end": [f"{i}.{kind}" for i in SIX[:4] for kind in ("png", "txt")] + [
-        f"{i}.png" for i in SIX[4:]] + [f"{i}.txt" for i in SIX[4:]],
-    "JSON at the end": [f"{i}.png" for i in SIX] + [f"{i}.json" for i in SIX],
+    "all images, then all texts": of_six("{}.png", "{}.txt"),
+    "a folder of each": of_six("images/{}.png", "texts/{}.txt"),
+    "the last texts at the end": [*PAIRS, "2.png", "3.png", "2.txt", "3.txt"],
+    "JSON at the end": of_six("{}.png", "{}.json"),
 }
 TOGETHER = {
-    "sorted": [f"./{i}.{kind}" for i in SIX for kind in ("png", "txt")],
-    "the same names in two folders": [f"{where}/{i}.{kind}" for where in "xy" for i in SIX for kind in ("png", "txt")],
-    "a name that comes back whole": ["0.png", "0.txt", "1.png", "1.txt", "0.png", "0.txt"],
-    "images alone": [f"{i}.png" for i in SIX],
-    "hidden files of macOS": ["0.png", "0.txt", "1.png", "1.txt", "._0.txt", "._1.png"],
+    "sorted": sorted(of_six("./{}.png", "./{}.txt")),
+    "the same names in two folders": sorted(of_six("x/{}.png", "x/{}.txt", "y/{}.png", "y/{}.txt")),
+    "a name that comes back whole": [*PAIRS, *PAIRS[:2]],
+    "images alone": of_six("{}.png"),
+    "hidden files of macOS": [*PAIRS, "._0.txt", "._1.png"],
 }
 
 

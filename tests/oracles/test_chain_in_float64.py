@@ -5,7 +5,6 @@ no code with the package. It gets the patch tokens from the model, as the image 
 
 Dimensions: P patches, L positions, D image width, W decoder width, H heads, V vocabulary.
 """
-from math import erf
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import sklearn
 from conftest import REPO
 from safetensors.numpy import load_file
+from scipy.special import erf, log_softmax, softmax
 
 import open_clip_mdc
 
@@ -23,8 +23,8 @@ CAPTIONS = ["a dog is running through the grass .", "a purple flower in a garden
 
 
 def norm(x, weights, name):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-5) * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
 def linear(x, weights, name):
@@ -33,16 +33,12 @@ def linear(x, weights, name):
 
 def attend(q, k, v):
     """Softmax attention of queries [L, W] to keys and values [K, W], head by head."""
-    heads = []
-    for qh, kh, vh in zip(*(np.split(x, HEADS, -1) for x in (q, k, v)), strict=True):
-        scores = qh @ kh.T / np.sqrt(qh.shape[-1])
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        heads.append(scores / scores.sum(-1, keepdims=True) @ vh)
-    return np.concatenate(heads, -1)
+    return np.concatenate([softmax(qh @ kh.T / np.sqrt(qh.shape[-1]), -1) @ vh for qh, kh, vh in zip(
+        *(np.split(x, HEADS, -1) for x in (q, k, v)), strict=True)], -1)
 
 
 def gelu(x):
-    return x * np.array([[0.5 * (1 + erf(value / 2 ** 0.5)) for value in row] for row in x])
+    return x * (1 + erf(x / 2 ** 0.5)) / 2
 
 
 def log_probs(weights, ids, patches):
@@ -57,9 +53,11 @@ def log_probs(weights, ids, patches):
         x = x + linear(y, weights, f"{block}.cross_out")
         y = gelu(linear(norm(x, weights, f"{block}.ln_3"), weights, f"{block}.mlp.c_fc"))
         x = x + linear(y, weights, f"{block}.mlp.c_proj")
-    logits = norm(x, weights, "text.ln_final") @ weights["text.output.weight"].T
-    logits -= logits.max(-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return log_softmax(norm(x, weights, "text.ln_final") @ weights["text.output.weight"].T, -1)
+
+
+def most_confident(masked, log_p):
+    return np.where(masked, log_p.max(-1), -np.inf).argmax()
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +86,7 @@ def test_the_heuristic_score_is_the_chain_by_hand(loaded, weights, patches):
             text, total = np.where(np.arange(len(truth)) == 0, truth, mask), 0.0
             while (text == mask).any():  # reveal the place whose best token is most probable (Sec. 4.2)
                 log_p = log_probs(weights, text, image)
-                place = np.where(text == mask, log_p.max(-1), -np.inf).argmax()
+                place = most_confident(text == mask, log_p)
                 total += log_p[place, truth[place]]
                 text[place] = truth[place]
             assert score == pytest.approx(total, abs=1e-3)
@@ -105,7 +103,7 @@ def test_a_caption_is_decoded_as_by_hand(loaded, weights, patches, length):
         for step in range(length):  # Eq. 6: the most confident token of all masked places first
             log_p = log_probs(weights, text, image)
             log_p[:, mask - 2:] = -np.inf
-            place = np.where(text == mask, log_p.max(-1), -np.inf).argmax()
+            place = most_confident(text == mask, log_p)
             text[place] = log_p[place].argmax()
             words.append((place, step, log_p[place].max()))
         assert row["caption"] == loaded.tokenizer.decode(text[1:-1].tolist()).strip()

@@ -3,54 +3,48 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+import torch
 from conftest import complaint_of, json_lines, picture
 
-NUMBER = 12
+from open_clip_mdc.bulk.units import check_source, source_of
+from open_clip_mdc.cli import caption, search
 
 
 @pytest.fixture
 def photos(here):
     """Two folders with the same names and other pictures, and a link to the first."""
     for first, folder in ((0, "a"), (50, "b")):
-        for number in range(NUMBER):
+        for number in range(12):
             picture(here / folder / f"{number:02d}.png", first + number, 64)
     Path("photos").symlink_to("a")
 
 
-def command(out: str = "x.jsonl") -> tuple:
-    return ("caption", "photos", "--length", 6, "--workers", 0, "--batch-size", 5, "--out", out)
+def command(folder: str = "photos", out: str = "x.jsonl") -> tuple:
+    return ("caption", folder, "--length", 6, "--workers", 0, "--batch-size", 5, "--out", out)
 
 
-def captions(folder: str) -> list[str]:
-    """Return what a run without a journal says of a folder's pictures."""
-    assert complaint_of("caption", folder, *command(f"whole-{folder}.jsonl")[2:]) is None
-    return [row["caption"] for row in json_lines(f"whole-{folder}.jsonl")]
+def captions(folder: str, out: str = "whole.jsonl") -> list[str]:
+    """Return what a run says of a folder's pictures. Without a journal of `out` it makes each caption."""
+    assert complaint_of(*command(folder, out)) is None
+    return [row["caption"] for row in json_lines(out)]
 
 
 def interrupt(mark: bool = False) -> None:
     """Leave the journal of a run that was killed after seven images, by cutting that of a whole run."""
-    from open_clip_mdc.cli import caption
-    kept, write_rows = [], caption.write_rows
-
-    def killed(*_):
-        kept.extend(Path("x.jsonl.part").read_text().splitlines(keepends=True)[:8])
-        raise ValueError("killed")
-
-    caption.write_rows = killed
-    try:
+    with patch.object(caption, "write_rows", side_effect=ValueError("killed")):
         assert "killed" in complaint_of(*command())
-    finally:
-        caption.write_rows = write_rows
-    if mark:
-        kept = kept[:1] + [json.dumps({**json.loads(line), "caption": "kept"}) + "\n" for line in kept[1:]]
-    Path("x.jsonl.part").write_text("".join(kept))
+    kept = json_lines("x.jsonl.part")[:8]
+    for row in kept[1:] if mark else ():
+        row["caption"] = "kept"
+    Path("x.jsonl.part").write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
 def resumed() -> list[str]:
-    assert complaint_of(*command()) is None
-    return [row["caption"] for row in json_lines("x.jsonl")]
+    return captions("photos", "x.jsonl")
 
 
 def relink():
@@ -65,9 +59,9 @@ def move():
 
 def swap_with_old_times():
     """As by rsync -a, and a clock that was wrong: no time tells."""
-    for number in range(NUMBER):
-        shutil.copy2(f"b/{number:02d}.png", f"a/{number:02d}.png")
-        os.utime(f"a/{number:02d}.png", (0, 0))
+    shutil.copytree("b", "a", dirs_exist_ok=True)
+    for path in Path("a").iterdir():
+        os.utime(path, (0, 0))
 
 
 @pytest.mark.parametrize("change", [relink, move, swap_with_old_times])
@@ -87,8 +81,8 @@ def restore():
 
 
 def touch():
-    for number in range(NUMBER):
-        os.chmod(f"a/{number:02d}.png", 0o600)
+    for path in Path("a").iterdir():
+        path.chmod(0o600)
 
 
 @pytest.mark.parametrize("change", [restore, touch])
@@ -108,7 +102,6 @@ def test_the_journal_of_a_private_output_is_private(photos):
 
 
 def test_an_image_that_goes_while_it_is_read_ends_nothing(photos, monkeypatch):
-    from open_clip_mdc.cli import caption
     lines_of = caption.lines_of
 
     def gone(batch, *rest):
@@ -117,26 +110,21 @@ def test_an_image_that_goes_while_it_is_read_ends_nothing(photos, monkeypatch):
         return lines_of(batch, *rest)
 
     expected = captions("b")
-    Path("photos").unlink()
-    Path("b").rename("photos")
+    move()
     monkeypatch.setattr(caption, "lines_of", gone)
     assert resumed() == expected
 
 
 def test_a_shortlist_of_other_images_scores_what_it_lacks(photos, runs, monkeypatch):
     """The first photograph comes onto the list of the second sentence when the second photograph goes."""
-    import torch
-
-    from open_clip_mdc.cli import search
-    model = torch.nn.Linear(1, 1)
-    monkeypatch.setattr(search.clip_models, "load", lambda *_: type("Clip", (), {"model": model, "transform": None}))
+    clip = SimpleNamespace(model=torch.nn.Linear(1, 1), transform=None)
+    monkeypatch.setattr(search.clip_models, "load", lambda *_: clip)
     monkeypatch.setattr(search, "cosines", lambda args, clip, paths, *_: {
         str(path): [-abs(int(path.stem) - best) for best in (0, 0.6)] for path in paths})
     Path("s.txt").write_text("a red circle\na star")
     asked = ("search", "--pretrained", runs / "mdc", "photos", "@s.txt", "--clip", "ViT-B-32:x.pt", "--shortlist", 1,
              "--top", 1, "--workers", 0, "--batch-size", 2, "--out")
-    with monkeypatch.context() as patch:
-        patch.setattr(search, "write_rows", lambda *_: (_ for _ in ()).throw(ValueError("killed")))
+    with patch.object(search, "write_rows", side_effect=ValueError("killed")):
         assert "killed" in complaint_of(*asked, "x.jsonl")
     Path("photos/01.png").unlink()
     assert complaint_of(*asked, "x.jsonl") is complaint_of(*asked, "fresh.jsonl") is None
@@ -144,7 +132,6 @@ def test_a_shortlist_of_other_images_scores_what_it_lacks(photos, runs, monkeypa
 
 
 def test_a_folder_whose_subfolder_has_another_name_is_another_unit(photos):
-    from open_clip_mdc.bulk.units import check_source, source_of
     Path("c").mkdir()
     Path("b").rename("c/b")
     source = source_of(Path("c"))

@@ -1,9 +1,9 @@
 """Claims about tables in a spreadsheet: no cell is a formula."""
-import json
 import os
 
 import pandas as pd
 import pytest
+from conftest import json_lines
 
 from open_clip_mdc.cli.rows import write_rows
 
@@ -17,9 +17,9 @@ def test_no_cell_of_a_table_is_a_formula_and_each_image_keeps_its_file(column, t
     rows = [{column: name, "score": -1.5, "tokens": [{"token": "=1"}]} for name in NAMES]
     write_rows(tmp_path / "x.csv", list(rows[0]), rows)
     read = pd.read_csv(tmp_path / "x.csv", dtype={column: str})
-    assert not [cell for cell in (*read[column], *read["tokens"]) if cell[0] in FIRST] and (read["score"] == -1.5).all()
+    assert FIRST.isdisjoint(cell[0] for cell in (*read[column], *read["tokens"])) and (read["score"] == -1.5).all()
     for name, cell in zip(NAMES, read[column], strict=True):
         assert (os.path.normpath(cell) if column == "image" else cell.removeprefix("'")) == name
         assert (cell == name) == (name[0] not in FIRST)
     write_rows(tmp_path / "x.jsonl", list(rows[0]), rows)
-    assert [json.loads(line)[column] for line in (tmp_path / "x.jsonl").open()] == NAMES
+    assert [row[column] for row in json_lines(tmp_path / "x.jsonl")] == NAMES
