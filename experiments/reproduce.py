@@ -20,7 +20,8 @@ from .progress import Step, run_steps
 from .report import archive, claims, contexts
 from .report.collect import WITH_CLAIMS
 from .report.publish import FOLDER
-from .report.results import Results, read_results
+from .report.results import Results, read_results, values
+from .report.sides import Measured
 from .run import plan
 from .tables.cells import Cell
 from .tables.paper_tables import tables_of
@@ -39,7 +40,7 @@ class Task(NamedTuple):
     @property
     def tables(self) -> list[str]:
         """Names of the tables to run: the first that has all of the claim's cells, else all that have any."""
-        found = {name: set(self.cells) & set(cells()) for name, cells in tables_of(self.scale).items()}
+        found = {name: set(self.cells) & set(cells) for name, cells in tables_of(self.scale).items()}
         whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
         return whole[:1] or [name for name, cells in found.items() if cells]
 
@@ -64,7 +65,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
 def difference(results: Results, task: Task, seeds: list[int]) -> str:
     results = {key: {seed: one for seed, one in by_seed.items() if seed in seeds} for key, by_seed in results.items()}
     of = contexts if task.claim.ledger in contexts.LEDGERS else claims
-    finding = of.give_verdicts([task.claim], results, task.scale)[0].finding
+    finding = of.give_verdicts([task.claim], Measured(results, task.scale))[0].finding
     return "not run" if finding.difference is None else f"{finding.difference:+.4f}" + (
         f" ({claims.interval(finding)})" if finding.interval else "")
 
@@ -75,8 +76,7 @@ def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[
         kept = Path(folder, "kept")
         archive.unpack(task.file, kept)
         results = read_results(kept)
-        measured = claims.measured_of(results, task.scale)
-        known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))
+        known = set.intersection(*(set(values(results, task.scale, cell)) for cell in task.cells))
         seeds = sorted(known) if seeds is None else seeds
         if not known.issuperset(seeds):
             raise ValueError(f"{task.file} has seeds {', '.join(map(str, sorted(known)))} of this claim")

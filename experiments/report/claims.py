@@ -23,7 +23,6 @@ from typing import NamedTuple
 from ..tables.cells import Cell, floors
 from ..tables.paper_tables import averages, tables_of
 from ..tables.scales import Scale
-from .results import Results
 from .sides import Measured, is_captioner, names_of_trainings
 from .verdicts import Finding, Pool, Side, Verdict, compare, decide
 
@@ -98,7 +97,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
 
     Ledgers are corrected separately, as each further claim in a ledger makes all of its verdicts harder to reach.
     """
-    cells = {table: {(c.row, c.column): c for c in of_table()} for table, of_table in tables_of(scale).items()}
+    cells = {table: {(c.row, c.column): c for c in of_table} for table, of_table in tables_of(scale).items()}
     names, found = names_of(scale), []
     labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
                       if s.subsets[0].startswith("aro/") == (group == "{aro}")] for group in ("{aro}", "{pairs}")}
@@ -158,13 +157,8 @@ def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
 # ---- verdicts
 
 
-def measured_of(results: Results, scale: Scale) -> Measured:
-    return Measured(results, scale, (cell for cells in tables_of(scale).values() for cell in cells()))
-
-
-def give_verdicts(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
+def give_verdicts(claims: Iterable[Claim], measured: Measured) -> list[Row]:
     """Return a verdict on each claim of a ledger."""
-    measured = measured_of(results, scale)
     return together([judged_alone(claim, measured) for claim in claims])
 
 
@@ -232,7 +226,7 @@ def interval(finding: Finding) -> str:
     return "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
 
 
-def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
+def ledger(rows: list[Row], measured: Measured) -> str:
     """Return a ledger as Markdown: judged claims, standard deviations, and the claims that need the paper's scale."""
     from open_clip_mdc.data.markdown import markdown_table
     judged = [row for row in rows if row.verdict != PAPER]
@@ -245,7 +239,6 @@ def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
           f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in judged])
     found = Counter(row.verdict for row in judged)
     page += f"\n\n{len(judged)} claims: {', '.join(f'{found[kind]} {kind}' for kind in KINDS)}.\n"
-    measured = measured_of(results, scale)
     pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}"]
              for what, one in pools_of(judged, measured)]
     if pools:

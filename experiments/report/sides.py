@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..tables.cells import Cell, Evaluation, Run
+from ..tables.paper_tables import tables_of
 from ..tables.scales import Scale
 from .results import Results, parts, shares, values
 from .verdicts import Pool, Side, pool
@@ -16,10 +17,11 @@ UNBOUNDED = ("Bleu", "CIDEr", "CLIPScore", "macro", "guidance_kl", "div_", "mBLE
 
 
 class Measured:
-    """The results of a scale, by side. `cells` are the candidates for a family."""
+    """The results of a scale, by side."""
 
-    def __init__(self, results: Results, scale: Scale, cells: Iterable[Cell] = ()):
-        self.results, self.scale, self.cells = results, scale, list(cells)
+    def __init__(self, results: Results, scale: Scale):
+        self.results, self.scale = results, scale
+        self.cells = [cell for cells in tables_of(scale).values() for cell in cells]  # candidates for a family
         self.families: dict[tuple, Pool | None] = {}
 
     def numbers(self, cells: tuple[Cell, ...]) -> dict[int, float]:

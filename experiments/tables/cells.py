@@ -52,6 +52,8 @@ class Cell(NamedTuple):
     competes: bool = True  # whether it may be marked as best
 
 
+Numbers = dict[Cell, dict[int, float]]  # of each cell, by seed
+
 KL = "KL, 1/1000 nats"  # of guided from unguided predictions, per token
 METRICS = {  # column -> name in clip_benchmark's results, where these differ
     "B@4": "Bleu_4", "ROUGE-L": "ROUGE_L", "exact match": "exact_match", "colours": "recall_colours",

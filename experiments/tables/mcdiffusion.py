@@ -63,15 +63,15 @@ def figure7(scale: Scale) -> Iterator[Cell]:
 TABLES = {"table6": table6, "figure7": figure7}
 
 
-def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
+def plot(name: str, summaries: dict, path: Path) -> None:
     from matplotlib.figure import Figure
-    points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
+    points = {(c.row, c.column): s.mean for c, s in summaries.items() if s}
     figure = Figure(figsize=(13, 3.2), layout="constrained")
     panels = (("CIDEr", "CLIPScore"), ("METEOR", "CLIPScore"), ("B@4", "CLIPScore"), (KL, "CIDEr"))
     for axes, (x, y) in zip(figure.subplots(1, 4), panels, strict=True):
         axes.set(xlabel=f"{x}, guided from plain" if x == KL else x, ylabel=y)
-        for block in dict.fromkeys(cell.block for cell in cells):
-            rows = [row for row in dict.fromkeys(cell.row for cell in cells if cell.block == block)
+        for block in dict.fromkeys(cell.block for cell in summaries):
+            rows = [row for row in dict.fromkeys(cell.row for cell in summaries if cell.block == block)
                     if (row, x) in points and (row, y) in points]
             axes.plot([points[row, x] for row in rows], [points[row, y] for row in rows], marker="o", markersize=3,
                       label=block)

@@ -3,7 +3,7 @@
 A cell knows no seed. A run is trained once for each seed, and collect.py takes the mean and standard deviation over
 seeds. The paper's number stands only in cells with the same training data, network and test data.
 """
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from . import article, between, contexts, curves, mcdiffusion, paper, photos, rates, views
 from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, floor_cells, probe, probes
@@ -162,7 +162,7 @@ TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4
           **contexts.TABLES, **between.TABLES, **rates.TABLES, "curves": curves.curves}
 
 
-def tables_of(scale: Scale) -> dict[str, Callable[[], list[Cell]]]:
-    """Return the tables that a scale has, each as a function that makes its cells."""
-    return {name: lambda cells=cells: list(cells(scale)) for name, cells in TABLES.items()
+def tables_of(scale: Scale) -> dict[str, list[Cell]]:
+    """Return the cells of each table that a scale has."""
+    return {name: list(cells(scale)) for name, cells in TABLES.items()
             if not scale.tables or name in scale.tables}

@@ -9,10 +9,10 @@
     epochs       the same few captions many times. Masked diffusion language models keep learning where autoregressive
                  ones overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe, selections
+from .cells import Cell, Evaluation, Numbers, Run, caption_cells, length_flags, probe, selections
 from .contexts import BETWEEN
 from .curves import draw_bands
 from .scale import Scale
@@ -112,10 +112,10 @@ def epochs(scale: Scale) -> Iterator[Cell]:
                 "log", "", ("",), "nelbo_per_caption", scale=1.0), competes=False)
 
 
-def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
+def chosen(numbers: Numbers) -> dict[str, str]:
     """Return the row on test photographs of the recipe that is best on validation photographs, by objective."""
     best: dict[str, tuple[float, str]] = {}
-    for cell, by_seed in zip(cells, numbers, strict=True):
+    for cell, by_seed in numbers.items():
         split, objective, recipe = cell.row.split(", ")
         if split == "validation" and cell.column == CHOSEN_BY and by_seed:
             mean = sum(by_seed.values()) / len(by_seed)
@@ -123,15 +123,15 @@ def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[s
     return {objective: row for objective, (_, row) in best.items()}
 
 
-def note(cells: list[Cell], numbers: list[dict[int, float]]) -> str:
-    rows = chosen(cells, numbers).values()
+def note(scale: Scale, numbers: Numbers) -> str:
+    rows = chosen(numbers).values()
     return "Chosen on validation photographs:\n\n" + "".join(f"- {row}\n" for row in rows) if rows else ""
 
 
-def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     """Draw the columns of `epochs` over the number of epochs."""
-    columns = {cell.column: cell.column for cell in cells if cell.column not in ("B@4", "METEOR")}
-    draw_bands(path, columns, BEST, cells, numbers, lambda cell: cell.run.epochs, xlabel="epochs", xscale="log",
+    columns = {cell.column: cell.column for cell in numbers if cell.column not in ("B@4", "METEOR")}
+    draw_bands(path, columns, BEST, numbers, lambda cell: cell.run.epochs, xlabel="epochs", xscale="log",
                xticks=EPOCHS, xticklabels=EPOCHS)
 
 

@@ -14,7 +14,7 @@ one seed or more, and a verdict from two on. The crossing is stated only if D ch
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Run, caption_cells, length_flags, probe, probes
+from .cells import Cell, Numbers, Run, caption_cells, length_flags, probe, probes
 from .curves import draw_bands
 from .scale import Scale
 
@@ -52,10 +52,10 @@ def longer(scale: Scale) -> Iterator[Cell]:
             yield cell._replace(row=row, run=cell.run._replace(epochs=times), competes=False)
 
 
-def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     """Draw the probes that differ, their average and CIDEr over the length of training."""
     columns = {"Average": "probes, average, %", "shape": "shape, %", "size": "size, %", "CIDEr": "CIDEr"}
-    draw_bands(path, columns, OBJECTIVES, cells, numbers, lambda cell: RUNS.index(cell.run.epochs),
+    draw_bands(path, columns, OBJECTIVES, numbers, lambda cell: RUNS.index(cell.run.epochs),
                xlabel="length of training, in runs", xticks=range(len(RUNS)), xticklabels=RUNS)
 
 
