@@ -18,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pycocoevalcap.cider.cider import Cider
 from scipy.stats import sem
 
 from clip_benchmark_ext.metrics import hallucination, repeats
-from clip_benchmark_ext.metrics.caption_metrics import split_words
+from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.images import decode_image
@@ -91,9 +90,7 @@ def say(model, tokenizer, image_embs: torch.Tensor, options: dict) -> tuple[list
 def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarray]:
     """Return the metrics of COLUMNS for each image. All but CIDEr are percent."""
     captions, truth = dict(enumerate(said)), dict(enumerate(references))
-    words = iter(split_words([*said, *(text for texts in references for text in texts)])[0])
-    spoken = {i: [next(words)] for i in captions}
-    cider = Cider().compute_score({i: [next(words) for _ in texts] for i, texts in truth.items()}, spoken)[1]
+    cider = score_captions(captions, truth, ["CIDEr"]).of_images.get("CIDEr", [0.0] * len(said))  # 0 for one image
     found = {**hallucination.metrics(captions, truth)[1], **repeats.metrics(captions)[1], "CIDEr": cider}
     return {column: np.array(found[name]) * (1 if name == "CIDEr" else 100) for column, name in COLUMNS.items()}
 

@@ -19,7 +19,6 @@ An interval is 1.96 standard errors over images.
 
 Dimensions: B images, L positions, K layers, H heads, P patches.
 """
-import argparse
 import math
 import re
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 from open_clip_mdc.text.special_tokens import target_tokens
 
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 
 BATCH = 64
 WORDS = ("colour", "shape")
@@ -135,7 +134,7 @@ def rows(name: str, results: list[list[tuple[str, list[float]]]]) -> Iterator[li
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.pointing", description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--scenes", required=True, metavar="SHARDS", help="val/00000.tar of open_clip_mdc scenes, say")
     parser.add_argument("--runs", required=True, nargs="+", metavar="NAME=RUN", help="captioners to compare")
     parser.add_argument("--limit", type=int, metavar="N", help="take the first N scenes")

@@ -22,7 +22,7 @@ from .report.collect import WITH_CLAIMS
 from .report.publish import FOLDER
 from .report.results import Results, read_results, values
 from .report.sides import Measured
-from .run import plan
+from .run import add_flags, plan
 from .tables.cells import Cell
 from .tables.paper_tables import tables_of
 from .tables.scales import SCALES, Scale
@@ -102,11 +102,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("claim", help="SCALE.ID of experiments/results/claims.csv")
     parser.add_argument("--out", type=Path, help="folder of runs and results (default: build/reproduce/CLAIM)")
-    parser.add_argument("--data", type=Path, default=Path("data"),
-                        help="folder of the data that you provide (default: data)")
+    add_flags(parser)
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds to run (default: all that are archived)")
-    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
 
     def run(title: str, steps: list[Step]) -> None:

@@ -10,6 +10,7 @@ done.
 """
 import os
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,19 +97,23 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
 
+def add_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=Path("data"),
+                        help="folder of the data that you provide (default: data)")
+    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
+
+
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
     parser.add_argument("--scale", required=True, type=named)
-    parser.add_argument("--data", type=Path, default=Path("data"),
-                        help="folder of the data that you provide (default: data)")
+    add_flags(parser)
     parser.add_argument("--out", type=Path, help="folder of runs, results and tables (default: build/SCALE)")
     parser.add_argument("--gpus", type=int, help="number of GPUs, or 0 for the CPU (default: the scale's)")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds to train and evaluate (default: the scale's)")
     parser.add_argument("--jobs", type=int, help="steps at a time (default: one per core on the CPU, else 1)")
-    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
     scale = args.scale
     gpus = scale.gpus if args.gpus is None else args.gpus

@@ -56,10 +56,9 @@ def masked(scale: Scale) -> Iterator[Cell]:
 
 
 def table7(scale: Scale) -> Iterator[Cell]:
-    if scale.article:
-        yield from guided(scale)
-        yield from regions(scale)
-        yield from masked(scale)
+    yield from guided(scale)
+    yield from regions(scale)
+    yield from masked(scale)
 
 
 def figure8(scale: Scale) -> Iterator[Cell]:
@@ -78,8 +77,6 @@ def figure8(scale: Scale) -> Iterator[Cell]:
 
 
 def figure9(scale: Scale) -> Iterator[Cell]:
-    if not scale.article:
-        return
     rows = {"clean": (), **{f"{name} {severity}": ("--corruption", f"{name}:{severity}") for name in CORRUPTIONS
                             for severity in SEVERITIES}}
     for row, corruption in rows.items():
@@ -91,8 +88,6 @@ def figure9(scale: Scale) -> Iterator[Cell]:
 
 
 def figure10(scale: Scale) -> Iterator[Cell]:
-    if not scale.article:
-        return
     data = scale.data[scale.alt]
     train = f"{data.folder}/{{{{00000..{data.shards - 1:05d}}}}}.tar"
     for objective in ("MDC", "ARC"):

@@ -26,7 +26,7 @@ DRAWN = (GAIN, "shape", "CIDEr", "steps")  # other columns are at 100 %
 
 def between(scale: Scale) -> Iterator[Cell]:
     """Yield what the image tells of a second word, probes, pairs of captions and captions."""
-    for line, points in LINES.items() if "between" in scale.tables else ():
+    for line, points in LINES.items():
         for x, (objective, flags) in points.items():
             row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt)
             measured = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0), **probes(scale),

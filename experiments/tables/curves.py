@@ -21,7 +21,7 @@ DRAWS = 16  # of MCD's bound. With the default of 1,024 the selection at eight c
 
 def curves(scale: Scale) -> Iterator[Cell]:
     """Yield selection at every checkpoint, and probes and captions at those of `scale.curve`."""
-    for objective, prefix in OBJECTIVES.items() if scale.curve else ():
+    for objective, prefix in OBJECTIVES.items():
         flags = ("--num_samples", str(DRAWS)) if objective == "MCD" else ()
         for epoch in range(1, scale.epochs + 1):
             run = Run(f"{prefix}{scale.backbone}", scale.alt, at=epoch if epoch < scale.epochs else None)
@@ -42,11 +42,10 @@ def images_until(scale: Scale, numbers: Numbers) -> dict[str, str]:
     for cell, by_seed in numbers.items():
         objective, _, share = cell.row.partition(", ")
         if cell.column == BOUND:
-            images = int(Fraction(share) * scale.epochs) * scale.data[scale.alt].samples
-            points.setdefault(objective, []).append((images, by_seed))
+            points.setdefault(objective, []).append((int(Fraction(share) * scale.images), by_seed))
 
     def shown(images: float) -> str:
-        return f"{images:,}" if images < math.inf else f"> {scale.data[scale.alt].samples * scale.epochs:,}"
+        return f"{images:,}" if images < math.inf else f"> {scale.images:,}"
 
     found = {}
     for objective, curve in points.items():
@@ -59,8 +58,7 @@ def images_until(scale: Scale, numbers: Numbers) -> dict[str, str]:
 
 def note(scale: Scale, numbers: Numbers) -> str:
     from open_clip_mdc.data.markdown import markdown_table
-    samples = scale.data[scale.alt].samples * scale.epochs
-    return (f"\nA whole run: {samples:,} images, {samples // scale.batch:,} steps of {scale.batch}.\n\n" +
+    return (f"\nA whole run: {scale.images:,} images, {scale.images // scale.batch:,} steps of {scale.batch}.\n\n" +
             markdown_table(["", f"images until {ENOUGH:.0f} % of {BOUND}"],
                              list(images_until(scale, numbers).items())) + "\n")
 
@@ -90,6 +88,6 @@ def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], n
 
 def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     columns = {PROBE: "probes, average, %", **{s.label: f"{s.label}, %" for s in scale.selection}, "CIDEr": "CIDEr"}
-    thousands = scale.data[scale.alt].samples * scale.epochs / 1000
     draw_bands(path, columns, OBJECTIVES, numbers,
-               lambda cell: float(Fraction(cell.row.partition(", ")[2])) * thousands, xlabel="thousands of images seen")
+               lambda cell: float(Fraction(cell.row.partition(", ")[2])) * (scale.images / 1000),
+               xlabel="thousands of images seen")

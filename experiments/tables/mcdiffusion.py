@@ -35,8 +35,6 @@ def clipscore_run(scale: Scale) -> Run | None:
 
 
 def table6(scale: Scale) -> Iterator[Cell]:
-    if not scale.val:
-        return
     for row, run in models(scale).items():
         yield from caption_cells(scale, row, run, COLUMNS, length_flags(scale, row), "all",
                                  clipscore=clipscore_run(scale))
@@ -46,8 +44,6 @@ def table6(scale: Scale) -> Iterator[Cell]:
 
 def figure7(scale: Scale) -> Iterator[Cell]:
     """Yield captions by guidance scale w. No guidance is w = 1 in the usual form, and w = 0 in the printed one."""
-    if not scale.val:
-        return
     objective = "MCD-VQ" if scale.name == "cub" else "MCD"
     cfg, mcs = (captioner(scale, objective, suffix) for suffix in ("-cfg", "-mcs"))
     confident, ancestral = ("--tokens_per_step", "1"), ("--sampler", "ancestral", "--steps", "25")

@@ -161,8 +161,13 @@ TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4
           "lengths": lengths, "steps": steps, **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES,
           **contexts.TABLES, **between.TABLES, **rates.TABLES, "curves": curves.curves}
 
+# The field that a scale needs to have a table, if its `tables` do not name it.
+NEEDED = {**dict.fromkeys((*article.TABLES, *views.TABLES), "article"), **dict.fromkeys(mcdiffusion.TABLES, "val"),
+          **dict.fromkeys((*photos.TABLES, *contexts.TABLES, *between.TABLES), "tables"),
+          **dict.fromkeys(("curves", "longer"), "curve")}
+
 
 def tables_of(scale: Scale) -> dict[str, list[Cell]]:
     """Return the cells of each table that a scale has."""
     return {name: list(cells(scale)) for name, cells in TABLES.items()
-            if not scale.tables or name in scale.tables}
+            if name in scale.tables or not scale.tables and getattr(scale, NEEDED.get(name, "name"))}

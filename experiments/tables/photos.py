@@ -45,7 +45,7 @@ def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
 
 def photos(scale: Scale) -> Iterator[Cell]:
     """Yield each way of decoding on validation photographs, which choose one, and on test photographs."""
-    for test in scale.captioning if "photos" in scale.tables else ():
+    for test in scale.captioning:
         for objective, recipes in RECIPES.items():
             for flags in recipes:
                 yield from caption_cells(
@@ -56,7 +56,7 @@ def photos(scale: Scale) -> Iterator[Cell]:
 
 def tries(scale: Scale) -> Iterator[Cell]:
     """Yield captions of validation photographs. A run that starts as ARC takes half of its steps so."""
-    for row, (objective, flags) in TRIES.items() if "tries" in scale.tables else ():
+    for row, (objective, flags) in TRIES.items():
         run = run_of(scale, objective)
         if row.endswith("after ARC"):
             run = run._replace(start=run_of(scale, "ARC")._replace(epochs=0.5))
@@ -69,7 +69,7 @@ def cloze(scale: Scale, metric: str) -> Evaluation:
 
 
 def likelihoods(scale: Scale) -> Iterator[Cell]:
-    for objective in RECIPES if "likelihoods" in scale.tables else ():
+    for objective in RECIPES:
         run = run_of(scale, objective, locked=not scale.free)
         columns = selections(scale, "_debiased")
         if objective != "blocks of 4":  # they would take 90 minutes of a core
@@ -80,7 +80,7 @@ def likelihoods(scale: Scale) -> Iterator[Cell]:
 
 
 def words(scale: Scale) -> Iterator[Cell]:
-    for kind in KINDS if "words" in scale.tables else ():
+    for kind in KINDS:
         for objective in ("MDC", "Mix", "ARC"):
             for column, metric in (("filled in", "cloze_acc_{}"), ("filled in, blind", "cloze_acc_{}_blind"),
                                    ("choice", "choice_acc_{}"), ("choice, blind", "choice_acc_{}_blind"),
@@ -92,7 +92,7 @@ def words(scale: Scale) -> Iterator[Cell]:
 
 def towers(scale: Scale) -> Iterator[Cell]:
     """Yield captions, their likelihood, and probes of the encoder."""
-    for objective in OBJECTIVES if "towers" in scale.tables else ():
+    for objective in OBJECTIVES:
         for name, locked in (("locked", True), ("free", False)):
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
             yield from caption_cells(scale, row, run, QUALITY, length_flags(scale, objective), where=test)
@@ -103,7 +103,7 @@ def towers(scale: Scale) -> Iterator[Cell]:
 
 def epochs(scale: Scale) -> Iterator[Cell]:
     """Yield captions and the NELBO after few and many epochs."""
-    for objective, flags in BEST.items() if "epochs" in scale.tables else ():
+    for objective, flags in BEST.items():
         for number in EPOCHS:
             run = run_of(scale, objective)._replace(epochs=number)
             row = f"{objective}, {number} epoch{'s' * (number > 1)}"

@@ -44,11 +44,10 @@ def own(scale: Scale) -> Iterator[Cell]:
 
 def longer(scale: Scale) -> Iterator[Cell]:
     """Yield each objective at its own rate, after trainings of several lengths."""
-    images = scale.data[scale.alt].samples * scale.epochs
-    for cell in own(scale) if scale.curve else ():
+    for cell in own(scale):
         objective = cell.row.partition(",")[0]
         for times in RUNS:
-            row = f"{objective}, {images * times:,.0f} images"
+            row = f"{objective}, {scale.images * times:,.0f} images"
             yield cell._replace(row=row, run=cell.run._replace(epochs=times), competes=False)
 
 

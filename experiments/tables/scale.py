@@ -137,6 +137,10 @@ class Scale(NamedTuple):
     def backbone(self) -> str:  # the backbone of the ablations
         return next(iter(self.backbones))
 
+    @property
+    def images(self) -> int:  # that a run reads
+        return self.data[self.alt].samples * self.epochs
+
 
 CPU = dict(batch=32, workers=1, draws=64, train_flags=("--precision", "fp32"),
            eval_flags=("--no_amp", "--num_workers", "0", "--quiet"))
