@@ -8,6 +8,7 @@ Dimensions: B images of a batch, N images, R rows.
 """
 import itertools
 import json
+from argparse import Namespace
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -67,14 +68,13 @@ class TokenCache:
         return self.part(number), row - (self.ends[number - 1] if number else 0)
 
 
-def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str, amp: bool,
-         desc: str) -> TokenCache:
+def load(key: dict, dataloader: Iterable, encode: Encode, args: Namespace) -> TokenCache:
     """Return the cache of a key, after encoding the batches that it lacks.
 
     Targets of the loader are class ids, or lists of masks. Raises ValueError if the loader is empty, or a feature is
     not finite.
     """
-    place = Path(folder, f"{key['split']}-tokens-{name_of(key)}")
+    place, desc = Path(args.feature_root, f"{key['split']}-tokens-{name_of(key)}"), f"{key['split']} tokens"
     place.mkdir(parents=True, exist_ok=True)
     about = place / "about.json"  # written last, and tells people what the folder holds
     found = sorted(place.glob("*.safetensors"))
@@ -85,7 +85,7 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
     for number, (images, targets) in own_batches(dataloader, desc):
         path = place / f"{number:08d}.safetensors"
         if not path.exists():
-            save_tensors(path, _encoded(encode, images, targets, device, amp, desc))
+            save_tensors(path, encode_batch(encode, images, targets, args, desc))
         numbers.append((number, number))
     count = len(merge(numbers))
     if not count:
@@ -95,12 +95,14 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
 
 
 @torch.no_grad()
-def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], device: str, amp: bool,
-             desc: str) -> Tensors:
-    with torch.autocast(device, enabled=amp):
-        found = {name: x.cpu().contiguous() for name, x in encode(images.to(device, non_blocking=True)).items()}
+def encode_batch(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], args: Namespace,
+                 desc: str) -> Tensors:
+    """Return the tensors of a batch and its targets, on the CPU. Raises ValueError if one is not finite."""
+    with torch.autocast(args.device, enabled=args.amp):
+        found = {name: x.cpu().contiguous() for name, x in encode(images.to(args.device, non_blocking=True)).items()}
     if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
-        raise ValueError(f"{desc}: NaN or infinity in {', '.join(wrong)}" + ": try --no_amp" * amp)
+        raise ValueError(f"{desc}: the image encoder gave NaN or infinity as {', '.join(wrong)}" +
+                         ": try --no_amp" * args.amp)
     masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
     return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
                     {"targets": torch.as_tensor(targets)})

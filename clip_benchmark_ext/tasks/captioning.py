@@ -115,7 +115,7 @@ def read_captions(file: Path, key: dict) -> dict | None:
 def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None) -> dict:
     args, first = job.args, is_first()
     key = {"model": fingerprint(getattr(job.model, "model", job.model)), "data": describe_data(batches),
-           "decoding": in_files(job.options), "precision": precision(args.device, args.amp),
+           "decoding": in_files(job.options), "precision": precision(args),
            **({"clip": fingerprint(clip.model)} if clip else {})}
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved:

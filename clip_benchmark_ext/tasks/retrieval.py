@@ -108,7 +108,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
     """
     args = job.args
     key = {"model": fingerprint(job.model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
-           "likelihood": options, "precision": precision(args.device, args.amp), **more}
+           "likelihood": options, "precision": precision(args), **more}
     file = Path(feature_path(args.feature_root, key))
 
     def extract() -> tuple[Tensor, Tensor]:

@@ -1,6 +1,8 @@
 """Claims about the linear probe: it agrees with clip_benchmark's."""
 import json
 import math
+from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from clip_benchmark.metrics import linear_probe as upstream
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
+from clip_benchmark_ext.flags import Flags
 from clip_benchmark_ext.tasks import linear_probe
-from clip_benchmark_ext.tasks.linear_probe import Settings, best_weight_decay, evaluate
+from clip_benchmark_ext.tasks.linear_probe import best_weight_decay
 
 NUM_CLASSES, WIDTH = 8, 16
 
@@ -65,6 +68,14 @@ def top_k_accuracy_by_hand(logits, targets, topk):
     return [sum(int(t) in r[:k] for t, r in zip(targets, ranked, strict=True)) / len(targets) for k in topk]
 
 
+def evaluate(loaders, folder, **arguments):
+    args = dict(batch_size=64, fewshot_lr=0.1, fewshot_epochs=3, device="cpu", amp=False, normalize=True, verbose=False,
+                val_proportion=None, save_clf=None, model="", pretrained="", dataset="", feature_root=str(folder))
+    job = SimpleNamespace(args=Namespace(**args | arguments), flags=Flags(feature="pooled"), model=Vectors(),
+                          load_splits=lambda batches: loaders)
+    return linear_probe.run(job, loaders["test"])
+
+
 def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=0, epochs=3, normalize=True,
          splits=(TRAIN, VAL, TEST), seed=0):
     """The results of upstream and of ours, from the same state of the random number generator."""
@@ -80,9 +91,9 @@ def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=
             results.append(function(monkeypatch, arguments, dict(val_dataloader=val_loader, normalize=normalize,
                                                                  amp=amp, verbose=True)))
         else:
-            results.append(evaluate(Vectors(), loaders | ({"val": val_loader} if val else {}), "pooled",
-                                    str(tmp_path / name), fewshot_k, Settings(64, 0.1, epochs, seed, "cpu", amp),
-                                    normalize, verbose=True))
+            results.append(evaluate(loaders | ({"val": val_loader} if val else {}), tmp_path / name,
+                                    fewshot_k=fewshot_k, fewshot_epochs=epochs, seed=seed, amp=amp,
+                                    normalize=normalize, verbose=True))
     return results
 
 
@@ -110,8 +121,8 @@ def run(folder, fewshot_k=-1, seed=0, splits=(TRAIN, None, TEST), **keywords):
     torch.manual_seed(seed)
     train_loader, val_loader, test_loader = (loader(s) if isinstance(s, TensorDataset) else s for s in splits)
     loaders = {"train": train_loader, "val": val_loader, "test": test_loader}
-    return evaluate(Vectors(), {split: one for split, one in loaders.items() if one is not None}, "pooled", str(folder),
-                    fewshot_k, Settings(64, 0.1, 3, seed, "cpu", False), **keywords)
+    return evaluate({split: one for split, one in loaders.items() if one is not None}, folder, fewshot_k=fewshot_k,
+                    seed=seed, **keywords)
 
 
 def test_few_shots_do_not_depend_on_whether_the_features_were_there(monkeypatch, tmp_path):
@@ -169,7 +180,7 @@ def test_the_search_finds_any_single_peak_with_at_most_15_trainings():
 
 def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
     path = tmp_path / "probes" / "mine.safetensors"
-    result = run(tmp_path / "features", save_probe=str(path))
+    result = run(tmp_path / "features", save_clf=str(path))
     probe = load_file(path)
     assert {name: tuple(t.shape) for name, t in probe.items()} == {"weight": (8, 16), "bias": (8,)}
     features, targets = TEST.tensors
@@ -182,6 +193,6 @@ def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
 
 def test_classes_that_only_the_test_set_has_are_no_classes_of_the_probe(tmp_path):
     path = tmp_path / "probe.safetensors"
-    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), None, clusters(80, 3, 0.02)), save_probe=str(path))
+    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), None, clusters(80, 3, 0.02)), save_clf=str(path))
     assert load_file(path)["weight"].shape == (6, WIDTH)
     assert result["lp_acc1"] == pytest.approx(0.75, abs=0.02)  # 6 of 8 classes are known
