@@ -21,7 +21,7 @@ from .progress import Step, alone, run_steps
 from .report.collect import TITLES, cells_by_table, collect, show
 from .report.results import parts, read_results
 from .tables import photos
-from .tables.cells import Cell, Run
+from .tables.cells import Cell, Run, Trained
 from .tables.scales import Scale, named
 
 
@@ -40,13 +40,13 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
     return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
 
 
-def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[tuple[Run, int]]:
+def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[Trained]:
     results = read_results(place.out)  # the judge's answers depend on no checkpoint
     return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge"
             for found in [parts(results, scale, cell)] for seed in seeds if any(seed not in part for part in found)}
 
 
-def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
+def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[Trained],
               place: Place) -> Iterator[list[Step]]:
     def trained(run: Run, seed: int) -> bool:
         return commands.checkpoint(scale, run, seed, place).exists()
@@ -64,7 +64,7 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
                if (run, seed) in needed and not trained(run, seed)]
 
 
-def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
+def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[Trained],
                 place: Place) -> Iterator[Step]:
     # Labels are numbered, as two folders of data may be evaluated with the same flags, and each needs its own log.
     # A CLIP model that guides decoding has the seed of the run that it guides, so seeds are evaluated one by one.

@@ -83,7 +83,9 @@ def from_archive(file: Path, page: str) -> Published:
 # ---- RESULTS.md, from claims.csv
 
 
-def read_claims(text: str) -> list[dict[str, str]]:
+Rows = list[dict[str, str]]
+
+def read_claims(text: str) -> Rows:
     return list(csv.DictReader(text.splitlines()))
 
 
@@ -98,7 +100,7 @@ def shown(row: dict[str, str]) -> str:
     return f"{number}, *{row['verdict']}*"
 
 
-def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
+def chosen(rows: Rows, ids: list[str]) -> str:
     from open_clip_mdc.data.markdown import markdown_table
     lines = []
     of = {row["id"]: row for row in rows}
@@ -114,7 +116,7 @@ def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
     return markdown_table(["claim", "", "paper", *scales], lines) + "\n"
 
 
-def counts(rows: list[dict[str, str]]) -> str:
+def counts(rows: Rows) -> str:
     from open_clip_mdc.data.markdown import markdown_table
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -125,7 +127,7 @@ def counts(rows: list[dict[str, str]]) -> str:
     return markdown_table(["ledger", "scale", *kinds], lines) + "\n"
 
 
-def standing(rows: list[dict[str, str]], which: str) -> str:
+def standing(rows: Rows, which: str) -> str:
     """Return the claims in which the left side (MDC) is better, worse or equal, as a list with all scales."""
     numbers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -144,7 +146,7 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
     return "\n".join(lines or ["- no claim so far"]) + "\n"
 
 
-def fill(page: str, rows: list[dict[str, str]]) -> str:
+def fill(page: str, rows: Rows) -> str:
     """Return RESULTS.md with its blocks filled from the claims."""
     def block(match: re.Match) -> str:
         what, *ids = match[1].split()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-from ..tables.cells import Cell, Evaluation, Run
+from ..tables.cells import Cell, Cells, Evaluation, Run
 from ..tables.paper_tables import tables_of
 from ..tables.scales import Scale
 from .results import Results, parts, shares, values
@@ -24,13 +24,13 @@ class Measured:
         self.cells = [cell for cells in tables_of(scale).values() for cell in cells]  # candidates for a family
         self.families: dict[tuple, Pool | None] = {}
 
-    def numbers(self, cells: tuple[Cell, ...]) -> dict[int, float]:
+    def numbers(self, cells: Cells) -> dict[int, float]:
         """Return the means of a side by seed, for the seeds that all of its cells have."""
         found = [values(self.results, self.scale, cell) for cell in cells]
         return {seed: statistics.fmean(by_seed[seed] for by_seed in found)
                 for seed in sorted(set.intersection(*map(set, found)))} if cells else {}
 
-    def side(self, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
+    def side(self, cells: Cells, other: Cells = ()) -> Side | None:
         """Return the measurements of a side. Its family are the rows that were evaluated as it or as `other`."""
         numbers = self.numbers(cells)
         if not numbers:
@@ -58,7 +58,7 @@ class Measured:
                         items[seed][key] = items[seed].get(key, 0.0) + weight * share * (value - mean)
         return Side(numbers, bound, items, trainings(cells), self.family(cells, other))
 
-    def family(self, cells: tuple[Cell, ...], other: tuple[Cell, ...]) -> Pool | None:
+    def family(self, cells: Cells, other: Cells) -> Pool | None:
         if any(cell.evaluation.task == "judge" for cell in cells):
             return None
         wanted = [tuple(measure(cell.evaluation) for cell in side) for side in (cells, other) if side]
@@ -91,7 +91,7 @@ def is_captioner(run: Run) -> bool:
     return not run.model.startswith("ViT-")
 
 
-def trainings(cells: tuple[Cell, ...]) -> frozenset:
+def trainings(cells: Cells) -> frozenset:
     # Two sides with the same trainings vary together over seeds. The judge compares all systems of a test set in each
     # answer, so that its sides always do.
     return frozenset((cell.evaluation.task, cell.evaluation.datasets) if cell.evaluation.task == "judge"

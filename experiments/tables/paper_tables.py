@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from . import article, between, contexts, curves, mcdiffusion, paper, photos, rates, views
 from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, floor_cells, probe, probes
+from .scale import Flags
 from .scales import Captioning, Scale, Selection
 
 
@@ -38,7 +39,7 @@ def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
     return {", micro": ("", "cases"), ", macro": ("", None)} if len(selection.subsets) > 1 else {"": ("", None)}
 
 
-def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
+def scorers(scale: Scale) -> dict[str, tuple[Run, Flags]]:
     mdc = captioner(scale, "MDC")
     return {
         "CLIP": (captioner(scale, ""), ()),
@@ -65,7 +66,7 @@ def table2(scale: Scale) -> Iterator[Cell]:
                                None if kind or place else known.get(selection.label), competes=not kind)
 
 
-def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
+def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, Flags]]:
     """Return the rows of Table 3 that the LLM judge compares, which are all but CoCa's."""
     def tuned(objective: str) -> Run:
         start = captioner(scale, objective)
@@ -138,7 +139,7 @@ def figure5(scale: Scale) -> Iterator[Cell]:
         yield Cell(f"{scale.data[data].samples:,} pairs", "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
 
 
-def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
+def decodings(scale: Scale, flag: str, values: Iterable, others: Flags = ()) -> Iterator[Cell]:
     for test in scale.captioning:
         run, _ = systems(scale, test)["MDC-" + test.lengths[0]]
         for value in map(str, values):
