@@ -139,7 +139,8 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = section_parser(__doc__, rounds=3, model=False, captions=False)
+    parser = section_parser(__doc__, "rounds")
+    parser.set_defaults(rounds=3)
     parser.add_argument("--scenes", type=Path, required=True, help="folder of `open_clip_mdc scenes`")
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner trained on them")
     write_report("Bulk", report, parser.parse_args())

@@ -83,7 +83,7 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = section_parser(__doc__, model=False, captions=False)
+    parser = section_parser(__doc__)
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner of scenes")
     write_report("Growth", report, parser.parse_args())
 
