@@ -161,10 +161,14 @@ def describe_data(dataloader: Iterable) -> dict:
     return about
 
 
-def cached_features(folder: str, key: dict, extract: Callable[[], Features], note: str = "") -> Features:
+def note_of(args: Namespace) -> str:
+    return f"{args.model} {args.pretrained} {args.dataset}"
+
+
+def cached_features(args: Namespace, key: dict, extract: Callable[[], Features]) -> Features:
     """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it."""
-    os.makedirs(folder, exist_ok=True)  # fail before the long work if it cannot be written
-    path = feature_path(folder, key)
+    os.makedirs(args.feature_root, exist_ok=True)  # fail before the long work if it cannot be written
+    path = feature_path(args.feature_root, key)
     found = None
     try:
         found = load_features(path, key)
@@ -176,7 +180,7 @@ def cached_features(folder: str, key: dict, extract: Callable[[], Features], not
         return found
     found = extract()
     if is_first():
-        save_features(path, key, *found, note)
+        save_features(path, key, *found, note_of(args))
     return found
 
 

@@ -63,13 +63,9 @@ def read_results(paths: list[str]) -> list[dict]:
             settings = json.dumps([result["metrics"].get("scorer"), result["settings"]], sort_keys=True)
             families.setdefault((result["model"], result["pretrained"], settings), []).append(result)
     for members in families.values():
-        for group, metrics in group_averages(members).items():
-            for kind in ("macro", "micro"):
-                average = {name.replace(f"_{kind}", ""): x for name, x in metrics.items() if f"_{kind}" in name}
-                counts = {name: x for name, x in metrics.items() if not name.startswith("text_acc")}
-                if average:
-                    results.append({**members[0], "dataset": f"{group}, {kind}", "metrics": {
-                        **average, **counts, "scorer": members[0]["metrics"].get("scorer")}})
+        scorer = members[0]["metrics"].get("scorer")
+        results += [{**members[0], "dataset": name, "metrics": {**metrics, "scorer": scorer}}
+                    for name, metrics in group_averages(members).items()]
     return results
 
 

@@ -120,8 +120,7 @@ def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Pl
             if (run._replace(at=None), seed) in unfinished or checkpoint(scale, run, seed, place).exists()]
 
 
-def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[Trained], place: Place) -> list[str]:
-    runs = list(runs)
+def evaluate(scale: Scale, evaluation: Evaluation, runs: list[Trained], place: Place) -> list[str]:
     seeds = [seed for _, seed in runs]
     trained = [str(checkpoint(scale, run, seed, place)) for run, seed in runs]
     root, folder = place.fill(evaluation.root), place.out / "results" / variant(evaluation)

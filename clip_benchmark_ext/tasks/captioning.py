@@ -160,11 +160,7 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
             of_clip: Mapping[str, list[float]]) -> dict:
     captions, references = saved["captions"], saved["references"]
     scored = score_captions(captions, references)
-    found, values, weights = hallucination.metrics(captions, references)
-    if phrase is not None:
-        for part, new in zip((found, values, weights), hallucination.phrase_metrics(captions, references, phrase),
-                             strict=True):
-            part.update(new)
+    found, values, weights = hallucination.metrics(captions, references, phrase)
     flawed, of_flaws = repeats.metrics(captions)
     diverse, of_images = diversity.metrics(saved["samples"], train_captions) if "samples" in saved else ({}, {})
     return {

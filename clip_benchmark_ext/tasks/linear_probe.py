@@ -28,7 +28,7 @@ from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.progress import progress_bar
 
 from ..evaluation_job import Job
-from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn
+from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn, note_of
 from ..metrics.classes import UNSURE, Names, average_precisions, by_class, map_11_points, named
 
 Data = dict[str, tuple[Tensor | Rows, Tensor]]  # features [N, D] and targets by split
@@ -55,8 +55,7 @@ def run(job: Job, batches: DataLoader) -> dict:
         os.makedirs(os.path.dirname(args.save_clf) or ".", exist_ok=True)  # fail before the long work
 
     rng_state = torch.get_rng_state()
-    note = f"{args.model} {args.pretrained} {args.dataset}"
-    data = _load_splits(job.model, loaders, feature, args, note)
+    data = _load_splits(job.model, loaders, feature, args)
     torch.set_rng_state(rng_state)
     # Draw the split and then a seed per loader, as clip_benchmark does before it orders the training rows, whether
     # features were cached or not.
@@ -72,7 +71,7 @@ def run(job: Job, batches: DataLoader) -> dict:
     if args.save_clf is not None:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in probe.state_dict().items()}
         about = {name: value for name, value in result.items() if name not in ("items", "of_classes")}
-        save_tensors(args.save_clf, tensors, {"note": note, "result": json.dumps(about)})
+        save_tensors(args.save_clf, tensors, {"note": note_of(args), "result": json.dumps(about)})
     return result
 
 
@@ -136,7 +135,7 @@ def probe_features(data: Data, args: Namespace, fewshot_k: int = -1, verbose: bo
     return probe, {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
-def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, args: Namespace, note: str) -> Data:
+def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, args: Namespace) -> Data:
     model.eval().to(args.device)
     encode = feature_fn(model, kind)
     scale = (lambda image: F.normalize(encode(image), dim=-1)) if args.normalize else encode
@@ -145,7 +144,7 @@ def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, ar
     for split, loader in loaders.items():
         key = cache_key(model_key, loader, split, kind, args.normalize, args)
         extract = partial(extract_features, scale, loader, args, f"{split} features")
-        data[split] = cached_features(args.feature_root, key, extract, note)
+        data[split] = cached_features(args, key, extract)
         targets = data[split][1]
         if targets.ndim > 2 or targets.ndim == 1 and targets.is_floating_point():
             raise ValueError(f"{split}: a linear probe needs class ids of images, not targets {list(targets.shape)}")

@@ -69,11 +69,11 @@ def markdown(cells: Summaries) -> str:
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     outside = sorted({cell.row.rpartition(", ")[2] for cell in cells if cell.row not in absent} & {"CLIP-LB", "CoCa"})
     notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
-             *(["The paper's number is in brackets"] if any(cell.paper is not None for cell in cells) else []),
-             *([f"{' and '.join(outside)} stands outside the comparison"] if outside else []),
-             *([f"Not measured: {', '.join(c for c in columns if c in empty)}"] if empty else []),
-             *([f"Not run: {'; '.join(r for r in rows if r in absent)}"] if absent else [])]
-    return f"{table}\n\n{'. '.join(notes)}.\n"
+             any(cell.paper is not None for cell in cells) and "The paper's number is in brackets",
+             outside and f"{' and '.join(outside)} stands outside the comparison",
+             empty and f"Not measured: {', '.join(c for c in columns if c in empty)}",
+             absent and f"Not run: {'; '.join(r for r in rows if r in absent)}"]
+    return f"{table}\n\n{'. '.join(filter(None, notes))}.\n"
 
 
 def csv(cells: Summaries) -> str:

@@ -120,8 +120,8 @@ def test_fingerprint_follows_weights_and_settings_only():
     assert fingerprint(torch.nn.Tanh()) != fingerprint(torch.nn.Sigmoid())  # no weights, no settings
 
 
-def on_cpu(amp=False):
-    return Namespace(device="cpu", amp=amp, feature_root=None)
+def on_cpu(amp=False, folder=None):
+    return Namespace(device="cpu", amp=amp, feature_root=folder, model="", pretrained="", dataset="")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -153,8 +153,9 @@ def fetch(folder, model, loader=None, split="train", kind="pooled", normalize=Fa
         calls.append(len(image))
         return F.normalize(function(image), dim=-1) if normalize else function(image)
 
-    key = cache_key(fingerprint(model), loader, split, kind, normalize, on_cpu(amp))
-    features, targets = cached_features(str(folder), key, lambda: extract_features(encode, loader, on_cpu(amp)))
+    args = on_cpu(amp, folder)
+    key = cache_key(fingerprint(model), loader, split, kind, normalize, args)
+    features, targets = cached_features(args, key, lambda: extract_features(encode, loader, args))
     return features, targets, len(calls)
 
 
