@@ -22,7 +22,7 @@ from scipy.stats import sem
 
 from clip_benchmark_ext.metrics import hallucination, repeats
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
-from open_clip_mdc.data.captions import CAPTION_SEPARATOR
+from open_clip_mdc.data.captions import captioned
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.markdown import markdown_table
@@ -57,9 +57,11 @@ def ways(objective: str, length: int) -> dict[str, dict]:
 
 def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], list[list[str]]]:
     """Return the images of a shard, [3, H, W] each, and their captions."""
-    samples = list(islice((s for s in read_samples(shard) if image_member(s)), limit))
-    texts = [s["txt"].decode().replace(CAPTION_SEPARATOR, "\n").strip().splitlines() for s in samples]
-    return [transform(decode_image(BytesIO(s[image_member(s)]))) for s in samples], texts
+    samples = list(islice(captioned(read_samples(shard)), limit))
+    if not samples:
+        raise ValueError(f"{shard} has no image with a KEY.txt")
+    return [transform(decode_image(BytesIO(sample[image_member(sample)]))) for sample, _ in samples], [
+        "\n".join(captions).strip().splitlines() for _, captions in samples]
 
 
 @torch.inference_mode()

@@ -27,7 +27,7 @@ from open_clip_mdc.data.images import encode_png
 from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples, tar_writer
 from open_clip_mdc.text import vocabulary as bpe
 
-from .problems import make_parser
+from .problems import in_one_line, make_parser
 
 MIN_COUNT = 5  # rarer words are split into pieces
 FEW = 500  # photographs
@@ -77,6 +77,7 @@ def write_bpe(shards: list[str], out: Path) -> None:
     print(f"{out}: a vocabulary of {size}")
 
 
+@in_one_line()
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("what", choices=["bpe", "pairs", "first", "sentences", "grey"])
