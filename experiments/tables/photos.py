@@ -39,8 +39,9 @@ EPOCHS = (1, 4, 16, 64)
 BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}
 
 
-def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
-    return Run(MODELS[objective].format(scale.backbone), scale.alt, locked=locked)
+def run_of(scale: Scale, objective: str, locked: bool | None = None) -> Run:
+    """Return the run of a row of MODELS. Its encoder is locked, by default unless the scale trains it further."""
+    return Run(MODELS[objective].format(scale.backbone), scale.alt, locked=not scale.free if locked is None else locked)
 
 
 def photos(scale: Scale) -> Iterator[Cell]:
@@ -50,16 +51,16 @@ def photos(scale: Scale) -> Iterator[Cell]:
             for flags in recipes:
                 yield from caption_cells(
                     scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '') or 'greedy'}",
-                    run_of(scale, objective, locked=not scale.free), (*QUALITY, "words"), flags,
-                    f"{test.label}, {objective}", QUALITY, where=test)
+                    run_of(scale, objective), (*QUALITY, "words"), flags, f"{test.label}, {objective}", QUALITY,
+                    where=test)
 
 
 def tries(scale: Scale) -> Iterator[Cell]:
     """Yield captions of validation photographs. A run that starts as ARC takes half of its steps so."""
     for row, (objective, flags) in TRIES.items():
-        run = run_of(scale, objective)
+        run = run_of(scale, objective, locked=True)
         if row.endswith("after ARC"):
-            run = run._replace(start=run_of(scale, "ARC")._replace(epochs=0.5))
+            run = run._replace(start=run_of(scale, "ARC", locked=True)._replace(epochs=0.5))
         yield from caption_cells(scale, row, run, (*QUALITY, "words"), flags)
 
 
@@ -70,7 +71,7 @@ def cloze(scale: Scale, metric: str) -> Evaluation:
 
 def likelihoods(scale: Scale) -> Iterator[Cell]:
     for objective in RECIPES:
-        run = run_of(scale, objective, locked=not scale.free)
+        run = run_of(scale, objective)
         columns = selections(scale, "_debiased")
         if objective != "blocks of 4":  # they would take 90 minutes of a core
             columns |= {f"hidden word{way.replace('_', ', ')}": cloze(scale, f"choice_acc{way}")
@@ -86,7 +87,7 @@ def words(scale: Scale) -> Iterator[Cell]:
                                    ("choice", "choice_acc_{}"), ("choice, blind", "choice_acc_{}_blind"),
                                    ("majority", "majority_acc_{}")):
                 if objective != "ARC" or not column.startswith("filled"):  # it reads the words to the left only
-                    yield Cell(f"{kind}, {objective}", column, run_of(scale, objective, locked=not scale.free),
+                    yield Cell(f"{kind}, {objective}", column, run_of(scale, objective),
                                cloze(scale, metric.format(kind)), competes=False)
 
 
