@@ -123,7 +123,7 @@ def _shard_images(shard: Path) -> dict[str, Place]:
 def find_places(source: str, ids: set[str]) -> dict[str, Place]:
     """Return {id: place}. An id is a name in a folder, or a key or else a sample's number from 0 in shards."""
     found: list[tuple[str, Place]] = []
-    keys: set[str] = set()
+    keys = set()
     for path in find_images([source]):
         shard = is_shard(path)
         images = _shard_images(path) if shard else {path.stem: Place(path)}

@@ -100,11 +100,8 @@ def best_guess(noised: NoisedCaptions, text: Tensor, mentions: Tensor, captions:
 
 def as_trained(model: Captioner, text: Tensor, draws: int, generator: torch.Generator) -> list[NoisedCaptions]:
     """Return corruptions of captions [B, L] as in training, stratified: each draw has an interval of u of its own."""
-    found = []
-    for draw in range(draws):
-        u = (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws
-        found.append(model.corrupt(text, u, generator))
-    return found
+    return [model.corrupt(text, (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws,
+                          generator) for draw in range(draws)]
 
 
 def predicted_places(noised: NoisedCaptions) -> tuple[Tensor, Tensor]:

@@ -205,7 +205,7 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
 
 def pools_of(rows: Iterable[Row], measured: Measured) -> dict[Pool, str]:
     """Return each pooled standard deviation that a ledger could use, with the name of its rows."""
-    found: dict[Pool, str] = {}
+    found = {}
     for row in rows:
         for side, other in ((row.claim.left, row.claim.right), (row.claim.right, row.claim.left)):
             if side and (one := measured.family(side, other)):

@@ -23,15 +23,18 @@ MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
 LEDGERS = ("contexts", "sentences")
 CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
 
+Values = dict[str, list[float]]  # of images, by name
+Weighed = tuple[float, list[float]]  # a statistic, and the influence of each image
 
-def share(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+
+def share(values: Values, measure: str) -> Weighed:
     """Return the ratio of second to first of a measure, and the influence of each image."""
     (first, of_first), (second, of_second) = (mean_at(place, values, measure) for place in tables.PLACES)
     ratio = second / first
     return ratio, [(b - ratio * a) / first for a, b in zip(of_first, of_second, strict=True)]
 
 
-def mean_at(place: str, values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+def mean_at(place: str, values: Values, measure: str) -> Weighed:
     """Return the weighted mean of a measure at a place, and the influence of each image."""
     context, _, name = measure.rpartition(" ")
     prefix = context and f"{context}_"
@@ -40,7 +43,7 @@ def mean_at(place: str, values: dict[str, list[float]], measure: str) -> tuple[f
     return mean, [(a - mean * u) / total for a, u in zip(x, w, strict=True)]
 
 
-def fall(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+def fall(values: Values, measure: str) -> Weighed:
     """Return by how much a measure is lower at the second place, and the influence of each image."""
     (first, of_first), (second, of_second) = (mean_at(place, values, measure) for place in tables.PLACES)
     return first - second, [a - b for a, b in zip(of_first, of_second, strict=True)]
@@ -56,7 +59,7 @@ def side(measured: Measured, cell: Cell, measure: str, statistic) -> Side | None
     return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
 
 
-def against(found: Side | None, value: float, margin: float | None = None, level: bool = False) -> Finding:
+def against(found: Side | None, value: float = 0.0, margin: float | None = None, level: bool = False) -> Finding:
     """Compare a side with a number, as `compare` does with another side."""
     constant = found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
                               found.trainings)
@@ -71,13 +74,13 @@ def uses_words(measured: Measured, cell: Cell) -> Finding:
     """
     if cell.evaluation.task == "sentences":
         left = "" if tables.always_left(cell.row) else "left "
-        return against(side(measured, cell, f"{left}blind", fall), 0.0)
-    return against(side(measured, cell, CHECK, partial(mean_at, "second")), 0.0)
+        return against(side(measured, cell, f"{left}blind", fall))
+    return against(side(measured, cell, CHECK, partial(mean_at, "second")))
 
 
 def uses_image(measured: Measured, cell: Cell) -> Finding:
     """Return the gain of a row at the first place. Without one, the ratio of both places says nothing."""
-    return against(side(measured, cell, "gain", partial(mean_at, "first")), 0.0)
+    return against(side(measured, cell, "gain", partial(mean_at, "first")))
 
 
 CHECKS = {"does not use the other words": uses_words, "gains nothing by the image": uses_image}
@@ -136,7 +139,7 @@ def read_rows(measured: Measured, numbers: Numbers,
             continue
         check, alone = uses_words(measured, cell), tables.always_left(cell.row)
         for context, label in list(tables.CONTEXTS.items())[:1 if alone else None]:
-            ratios = {measure: against(side(measured, cell, f"{context}{measure}", share), 0.0)
+            ratios = {measure: against(side(measured, cell, f"{context}{measure}", share))
                       for measure in measures}
             yield cell, label, ratios, [label, *(
                 " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)

@@ -4,6 +4,7 @@ Imports at the top are of the standard library alone, as `make -n` runs where no
 """
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -46,10 +47,10 @@ def markdown(cells: Summaries) -> str:
     """
     from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
-    ranks: dict[tuple[str, str], list[float]] = {}
+    ranks = defaultdict(list)
     for cell, summary in cells.items():
         if summary and cell.competes:
-            ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
+            ranks[cell.block, cell.column].append(round(summary.mean, 1))
     text, empty, absent = {}, set(), set()
     if any(cells.values()):
         empty = set(columns) - {c.column for c, s in cells.items() if s or c.paper is not None}
@@ -111,7 +112,7 @@ def plot(name: str, cells: Summaries, path: Path) -> None:
 
 
 def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
-    rows: dict[str, dict] = {}
+    rows = {}
     for system in systems(scale, captioning):
         path = commands.caption_file(scale, captioning, system, 0, place)
         saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}

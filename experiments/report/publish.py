@@ -8,6 +8,7 @@ archive, such as Figures 3 and 6, stays as it is.
 """
 import csv
 import re
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -118,10 +119,10 @@ def chosen(rows: Rows, ids: list[str]) -> str:
 
 def counts(rows: Rows) -> str:
     from open_clip_mdc.data.markdown import markdown_table
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups = defaultdict(list)
     for row in rows:
         kind = "within" if row["verdict"].startswith("within") else row["verdict"]
-        groups.setdefault((row["ledger"], row["id"].partition(".")[0]), []).append(kind)
+        groups[row["ledger"], row["id"].partition(".")[0]].append(kind)
     kinds = [*KINDS, PAPER]
     lines = [[*group, *(str(found.count(kind)) for kind in kinds)] for group, found in groups.items()]
     return markdown_table(["ledger", "scale", *kinds], lines) + "\n"
@@ -129,7 +130,7 @@ def counts(rows: Rows) -> str:
 
 def standing(rows: Rows, which: str) -> str:
     """Return the claims in which the left side (MDC) is better, worse or equal, as a list with all scales."""
-    numbers: dict[tuple[str, str], list[str]] = {}
+    numbers = defaultdict(list)
     for row in rows:
         open_ones = "not resolved", "no verdict", "not run", PAPER
         if row["ledger"] not in ("claims", "compared", "fair") or row["verdict"] in open_ones:
@@ -140,7 +141,7 @@ def standing(rows: Rows, which: str) -> str:
             scale, _, short = row["id"].partition(".")
             claim, _, here = row["claim"].partition(CLAIM_SEPARATOR)
             number, _, verdict = shown(row).rpartition(", ")
-            numbers.setdefault((f"{row['paper']} ({short}). {claim}", verdict), []).append(
+            numbers[f"{row['paper']} ({short}). {claim}", verdict].append(
                 f"{number} in {scale}" + f" [{here}]" * bool(here))
     lines = [f"- {claim}: {', '.join(found)}, {verdict}" for (claim, verdict), found in numbers.items()]
     return "\n".join(lines or ["- no claim so far"]) + "\n"

@@ -1,6 +1,7 @@
 """Collect the measurements of a side of a claim, and of the rows with which it shares a standard deviation."""
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +66,7 @@ class Measured:
         kind, at = is_captioner(cells[0].run), cells[0].run.at
         key = frozenset(wanted), kind, at
         if key not in self.families:
-            rows: dict[Run, dict[int, float]] = {}
+            rows = {}
             for measures in wanted:
                 for run, known in self.by_run.items():
                     if (is_captioner(run), run.at) == (kind, at) and run not in rows and \
@@ -76,10 +77,10 @@ class Measured:
 
     @cached_property
     def by_run(self) -> dict[Run, dict[tuple, Cell]]:
-        found: dict[Run, dict[tuple, Cell]] = {}
+        found = defaultdict(dict)
         for cell in self.cells:
             if not cell.run.untrained:
-                found.setdefault(cell.run, {}).setdefault(measure(cell.evaluation), cell)
+                found[cell.run].setdefault(measure(cell.evaluation), cell)
         return found
 
 
@@ -100,11 +101,10 @@ def trainings(cells: Cells) -> frozenset:
 
 def names_of_trainings(cells: Iterable[Cell]) -> list[str]:
     """Return the names, without seed, of all trainings that the results of cells need."""
-    needed: dict[Run, None] = {}
-    for cell in cells:
-        for run in (cell.run.start, cell.run._replace(at=None), cell.evaluation.guide, cell.evaluation.clipscore):
-            if isinstance(run, Run) and cell.evaluation.task != "judge":
-                needed[run] = None
+    needed = dict.fromkeys(
+        run for cell in cells if cell.evaluation.task != "judge"
+        for run in (cell.run.start, cell.run._replace(at=None), cell.evaluation.guide, cell.evaluation.clipscore)
+        if isinstance(run, Run))
     return [run.name(0).rpartition("--s")[0] for run in needed]
 
 

@@ -6,6 +6,7 @@ Rows are the checkpoints of the runs of Tables 1 and 2 on short captions, and of
 that learns later looks worse at any early checkpoint, so no claim is judged by these curves.
 """
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -38,11 +39,11 @@ def curves(scale: Scale) -> Iterator[Cell]:
 
 def images_until(scale: Scale, numbers: Numbers) -> dict[str, str]:
     """Return how many images an objective has seen when it first has `ENOUGH` % on `BOUND`, as a range over seeds."""
-    points: dict[str, list[tuple[int, dict[int, float]]]] = {}
+    points = defaultdict(list)  # of each objective: images, and the numbers by seed
     for cell, by_seed in numbers.items():
         objective, _, share = cell.row.partition(", ")
         if cell.column == BOUND:
-            points.setdefault(objective, []).append((int(Fraction(share) * scale.images), by_seed))
+            points[objective].append((int(Fraction(share) * scale.images), by_seed))
 
     def shown(images: float) -> str:
         return f"{images:,}" if images < math.inf else f"> {scale.images:,}"
