@@ -7,8 +7,8 @@ to the archived ones to the digit, on which machines both were trained, and what
 interrupted, run the same command again to resume. The ids are in experiments/results/claims.csv.
 """
 import os
-import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from . import commands, preflight
 from .commands import Place
 from .problems import in_one_line, make_parser
-from .progress import Step, run_steps
+from .progress import Step
 from .report import archive, claims, contexts
 from .report.collect import WITH_CLAIMS
 from .report.publish import FOLDER
 from .report.results import Results, read_results, values
 from .report.sides import Measured
-from .run import add_flags, plan
+from .run import add_flags, do, plan
 from .tables.cells import Cell
 from .tables.paper_tables import tables_of
 from .tables.scales import SCALES, Scale
@@ -105,18 +105,12 @@ def main(argv: list[str] | None = None) -> None:
     add_flags(parser)
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds to run (default: all that are archived)")
     args = parser.parse_args(argv)
-
-    def run(title: str, steps: list[Step]) -> None:
-        if args.dry_run:
-            print("\n".join(shlex.join(step.command) for step in steps))
-        elif steps:
-            (place.out / "results").mkdir(parents=True, exist_ok=True)
-            run_steps(title, steps, place.out / "logs", os.cpu_count() or 1)  # one thread each, as when archived
     task = find(args.claim)
     place = Place(args.data, args.out or Path("build/reproduce") / args.claim, args.bin, 0)
     if not args.dry_run:
         preflight.check(task.scale, task.tables, task.cells, args.seeds or list(task.scale.seeds), place)
-    print(reproduce(task, place, args.seeds, run))
+    jobs = os.cpu_count() or 1  # one thread each, as when archived
+    print(reproduce(task, place, args.seeds, partial(do, place=place, jobs=jobs, dry_run=args.dry_run)))
 
 
 if __name__ == "__main__":

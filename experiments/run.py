@@ -97,6 +97,17 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
 
+def do(title: str, steps: list[Step], place: Place, jobs: int, dry_run: bool) -> None:
+    """Run the steps of an experiment, or print their commands."""
+    if dry_run:
+        for step in steps:
+            print(shlex.join(step.command))
+    elif steps:
+        for folder in ("tables", "results/judge"):
+            (place.out / folder).mkdir(parents=True, exist_ok=True)
+        run_steps(title, steps, place.out / "logs", jobs)
+
+
 def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"),
                         help="folder of the data that you provide (default: data)")
@@ -129,13 +140,7 @@ def main(argv: list[str] | None = None) -> None:
         with alone(place.out / "logs"):
             pass  # waits for a call that runs there, so that its steps are not planned again
     for title, steps in plan(scale, args.tables, seeds, place):
-        if args.dry_run:
-            for step in steps:
-                print(shlex.join(step.command))
-        elif steps:
-            for folder in ("tables", "results/judge"):
-                (place.out / folder).mkdir(parents=True, exist_ok=True)
-            run_steps(title, steps, place.out / "logs", jobs)
+        do(title, steps, place, jobs, args.dry_run)
     print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
           show(collect(scale, place, args.tables)))
 
