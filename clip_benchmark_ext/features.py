@@ -31,9 +31,10 @@ from open_clip_mdc.models.towers import tower
 
 from .distributed import everywhere, gathered, is_first, own_batches
 from .results import precision
-from .token_cache import Tensors, encode_batch
 
 Features = tuple[Tensor, Tensor]  # [N, D], and the targets [N]
+Tensors = dict[str, Tensor]
+Encode = Callable[[Tensor], Tensors]  # images [B, 3, H, W] -> tensors [B, ...]
 
 
 def default_feature(model: torch.nn.Module) -> str:
@@ -80,6 +81,20 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
         return partial(tower(visual).features, kind="cls")
     return lambda image: visual.forward_intermediates(
         image, indices=1, normalize_intermediates=True, intermediates_only=True)["image_intermediates"][0].mean((2, 3))
+
+
+@torch.no_grad()
+def encode_batch(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], args: Namespace,
+                 desc: str) -> Tensors:
+    """Return the tensors of a batch and its targets, on the CPU. Raises ValueError if one is not finite."""
+    with torch.autocast(args.device, enabled=args.amp):
+        found = {name: x.cpu().contiguous() for name, x in encode(images.to(args.device, non_blocking=True)).items()}
+    if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
+        raise ValueError(f"{desc}: the image encoder gave NaN or infinity as {', '.join(wrong)}" +
+                         ": try --no_amp" * args.amp)
+    masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
+    return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
+                    {"targets": torch.as_tensor(targets)})
 
 
 @torch.no_grad()

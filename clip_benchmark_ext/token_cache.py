@@ -10,7 +10,7 @@ import itertools
 import json
 from argparse import Namespace
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,9 +22,8 @@ from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.weights import save_tensors
 
 from .distributed import everywhere, merge, own_batches
+from .features import Encode, Tensors, encode_batch
 
-Tensors = dict[str, Tensor]
-Encode = Callable[[Tensor], Tensors]  # images [B, 3, H, W] -> tensors [B, ...]
 ROWS = 64  # of a part
 MOST_OPEN = 16_000  # files that are mapped at once, of some tensors each. Linux allows a process 65,530 maps
 
@@ -92,17 +91,3 @@ def load(key: dict, dataloader: Iterable, encode: Encode, args: Namespace) -> To
         raise ValueError(f"{desc}: the data set is empty")
     write_json(about, {"batches": count, "key": key})
     return TokenCache([place / f"{number:08d}.safetensors" for number in range(count)])
-
-
-@torch.no_grad()
-def encode_batch(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], args: Namespace,
-                 desc: str) -> Tensors:
-    """Return the tensors of a batch and its targets, on the CPU. Raises ValueError if one is not finite."""
-    with torch.autocast(args.device, enabled=args.amp):
-        found = {name: x.cpu().contiguous() for name, x in encode(images.to(args.device, non_blocking=True)).items()}
-    if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
-        raise ValueError(f"{desc}: the image encoder gave NaN or infinity as {', '.join(wrong)}" +
-                         ": try --no_amp" * args.amp)
-    masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
-    return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
-                    {"targets": torch.as_tensor(targets)})

@@ -86,19 +86,19 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
     seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
     for name in names:
         rows, ledger = [], claims.claims_of(name, scale)
+        cells = measured.cells if name in LEDGERS else tables.get(name)
+        commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells or ()), seeds, place)
         if name == "figure3":
             log = place.out / "logs" / "figure3.out"
             page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
         elif name in LEDGERS:
-            commands.check_recipes(scale, dict.fromkeys(cell.run for cell in measured.cells), seeds, place)
             rows = claims.give_verdicts(ledger, measured)
             page = claims.ledger(rows, measured)
-        elif not (cells := tables[name]):
+        elif not cells:
             page = f"no rows at {scale.name}\n"
         else:
-            commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
             if name not in ("floors", "rates"):  # add pixels and the untrained network, if measured on these images
                 probes = {cell.column: cell.evaluation for cell in cells if cell.evaluation.task == "linear_probe"}
                 cells = [*cells, *(cell for cell in floor_cells(scale, probes) if values(results, scale, cell))]

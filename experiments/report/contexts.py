@@ -21,10 +21,9 @@ from .verdicts import Finding, Side, compare
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
 LEDGERS = ("contexts", "sentences")
-CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
-
 Values = dict[str, list[float]]  # of images, by name
 Weighed = tuple[float, list[float]]  # a statistic, and the influence of each image
+CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
 
 
 def share(values: Values, measure: str) -> Weighed:

@@ -24,6 +24,7 @@ from .collect import LEDGERS, WITH_CLAIMS, collect
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
 BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+Rows = list[dict[str, str]]  # of claims.csv
 
 
 def numbers_of(page: str) -> dict[tuple[str, str], str]:
@@ -82,9 +83,6 @@ def from_archive(file: Path, page: str) -> Published:
 
 
 # ---- RESULTS.md, from claims.csv
-
-
-Rows = list[dict[str, str]]
 
 def read_claims(text: str) -> Rows:
     return list(csv.DictReader(text.splitlines()))

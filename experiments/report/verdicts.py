@@ -43,6 +43,7 @@ from typing import NamedTuple
 
 LEVEL = 0.05
 PRIOR = 3  # degrees of freedom with which the pooled variance counts
+Part = tuple[float, float]  # a variance, and its degrees of freedom
 
 
 class Side(NamedTuple):
@@ -64,9 +65,6 @@ class Pool(NamedTuple):
     variance: float
     freedom: float
     rows: int
-
-
-Part = tuple[float, float]  # a variance, and its degrees of freedom
 
 
 class Finding(NamedTuple):

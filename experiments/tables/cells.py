@@ -27,9 +27,6 @@ class Run(NamedTuple):
         return f"{self.model}{size}--{self.data}{longer}{start}--s{seed}"
 
 
-Trained = tuple[Run, int]  # with its seed
-
-
 class Evaluation(NamedTuple):
     """An evaluation by `clip_benchmark eval`. Task "judge" is experiments.judge, "log" reads the training's log."""
 
@@ -55,6 +52,7 @@ class Cell(NamedTuple):
     competes: bool = True  # whether it may be marked as best
 
 
+Trained = tuple[Run, int]  # with its seed
 Cells = tuple[Cell, ...]
 Numbers = dict[Cell, dict[int, float]]  # of each cell, by seed
 
