@@ -26,7 +26,7 @@ from open_clip_mdc.data.images import Images, read_images
 from open_clip_mdc.data.markdown import markdown_table
 
 from .report import machine, section_parser, write_report
-from .turns import take_turns
+from .turns import Work, take_turns
 
 LENGTH = "8"
 BATCH = 40  # a divisor of 1,000: no batch waits for the last image, which never comes
@@ -38,7 +38,7 @@ class Cost(NamedTuple):
     peak: float = 0.0  # resident memory of a command, MiB
 
 
-def own_cost(function: Callable[[], object]) -> Cost:
+def own_cost(function: Work) -> Cost:
     start, before = time.perf_counter(), sum(os.times()[:4])
     function()
     return Cost(time.perf_counter() - start, sum(os.times()[:4]) - before)
@@ -139,7 +139,8 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = section_parser(__doc__, rounds=3, model=False, captions=False)
+    parser = section_parser(__doc__, "rounds")
+    parser.set_defaults(rounds=3)
     parser.add_argument("--scenes", type=Path, required=True, help="folder of `open_clip_mdc scenes`")
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner trained on them")
     write_report("Bulk", report, parser.parse_args())

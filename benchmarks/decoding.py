@@ -117,9 +117,7 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = section_parser(__doc__, captions=False)
-    parser.add_argument("--batch-size", type=int, default=16)
-    write_report("Decoding", report, parser.parse_args())
+    write_report("Decoding", report, section_parser(__doc__, "size", "rounds", "batch-size").parse_args())
 
 
 if __name__ == "__main__":

@@ -59,14 +59,12 @@ def goals(parts: dict[str, list[dict]]) -> str:
     def step(value: str, size: str, model: str = "MDC") -> float:
         return find("steps", value, model=model, size=size, batch=1024, mode="compiled")
 
-    def over_clip(size: str) -> float:
-        return step("samples/s", size) / step("samples/s", size, "CLIP")
-
+    b16, b32 = (step("samples/s", size) / step("samples/s", size, "CLIP") for size in ("ViT-B-16", "ViT-B-32"))
     rows = []
     for goal, least, found in (
             ("B/16, batch 1,024, compiled: share of 790 TFLOP/s", 0.4, step("TFLOP/s", "ViT-B-16") / 790),
-            ("B/16, the same: samples/s over CLIP's", 1.0, over_clip("ViT-B-16")),
-            ("B/32, the same: samples/s over CLIP's", 1.2, over_clip("ViT-B-32")),
+            ("B/16, the same: samples/s over CLIP's", 1.0, b16),
+            ("B/32, the same: samples/s over CLIP's", 1.2, b32),
             ("captioning, B/16, batch 256, 15 tokens, bfloat16: images/s", 3000.0,
              find("decoding", "images/s", batch=256, precision="bfloat16", tokens=15, mode="eager",
                   **{"tokens a step": 1}))):
@@ -130,9 +128,8 @@ def main() -> None:
         sys.exit(f"error: --parts {','.join(sorted(unknown))}: no such part. There are {', '.join(PARTS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: no CUDA device. --device cpu --small tries the script")
-    bench = Bench(args.device, args.small, tuple(args.sizes.split(",")), tuple(map(int, args.batches.split(","))))
-    if args.small:
-        bench = bench._replace(sizes=("ViT-Ti-8",), batches=(4,))
+    sizes, batches = ("ViT-Ti-8", "4") if args.small else (args.sizes, args.batches)
+    bench = Bench(args.device, args.small, tuple(sizes.split(",")), tuple(map(int, batches.split(","))))
     here = machine(args.device)
     out = args.out or (FOLDER if args.device == "cuda" else None)
     old = out / "gpu.json" if out else None

@@ -15,7 +15,7 @@ from open_clip_mdc.decoding.confidence import fully_masked
 
 from .captions import lengths, random_text
 from .contestants import Contestant, captioners, contestant, count_flops, vocab_size
-from .turns import take_turns
+from .turns import Work, take_turns
 
 LENGTH = 15  # tokens of a decoded caption
 TEXTS = 6  # batches of different lengths that take turns, as in training
@@ -28,7 +28,7 @@ class Bench(NamedTuple):
     sizes: tuple[str, ...] = ("ViT-B-16",)
     batches: tuple[int, ...] = (128, 1024)
 
-    def milliseconds(self, function: Callable[[], object], rounds: int = 10, warm_up: int = 3) -> float:
+    def milliseconds(self, function: Work, rounds: int = 10, warm_up: int = 3) -> float:
         rounds, warm_up = (1, 1) if self.small else (rounds, warm_up)
         return 1e3 * median(take_turns({"": function}, rounds, warm_up)[""])
 
@@ -129,7 +129,7 @@ def steps(bench: Bench) -> Iterator[Row]:
                 torch.cuda.empty_cache()
 
 
-def waits(function: Callable[[], object]) -> tuple[int, str]:
+def waits(function: Work) -> tuple[int, str]:
     """Return how often and where the host waits for the device, by PyTorch's own detector."""
     torch.cuda.set_sync_debug_mode("warn")
     try:

@@ -7,6 +7,7 @@ grows no faster than its images takes at most twice the time for twice the image
 """
 import argparse
 import sys
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -64,11 +65,11 @@ def commands(args: argparse.Namespace, data: Path, images: int) -> dict[str, tup
 
 
 def report(args: argparse.Namespace) -> str:
-    before, found = machine(), {}
+    before, found = machine(), defaultdict(list)
     for images in SIZES:
         with TemporaryDirectory() as folder:
             for name, command in commands(args, Path(folder), images).items():
-                found.setdefault(name, []).append(command_cost(*command))
+                found[name].append(command_cost(*command))
                 print(f"{images} images, {name}: {found[name][-1].wall:.1f} s", file=sys.stderr)
     header = [f"{images:,}" for images in SIZES]
     absent = {name: [""] * (len(SIZES) - len(row)) for name, row in found.items()}
@@ -83,7 +84,7 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = section_parser(__doc__, model=False, captions=False)
+    parser = section_parser(__doc__)
     parser.add_argument("--pretrained", required=True, help="run folder of a captioner of scenes")
     write_report("Growth", report, parser.parse_args())
 

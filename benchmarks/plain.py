@@ -48,11 +48,11 @@ def heuristic(model: Captioner, image: Tensor, text: Tensor) -> Tensor:
     while masked.any():
         logs = log_probs(model, image_kv, noisy, valid)
         place = logs.amax(-1).masked_fill(~masked, -torch.inf).argmax(1)
-        for row in masked.any(1).nonzero().squeeze(1).tolist():
-            i = place[row]
-            score[row] += logs[row, i, text[row, i]]
-            noisy[row, i] = text[row, i]
-            masked[row, i] = False
+        rows = masked.any(1).nonzero().squeeze(1)
+        i = place[rows]
+        score[rows] += logs[rows, i, text[rows, i]]
+        noisy[rows, i] = text[rows, i]
+        masked[rows, i] = False
     return score
 
 

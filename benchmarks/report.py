@@ -26,15 +26,16 @@ def machine() -> str:
             f"machine before: {os.getloadavg()[0]:.1f}.")
 
 
-def section_parser(description: str, rounds: int = 5, model: bool = True,
-                   captions: bool = True) -> argparse.ArgumentParser:
+FLAGS = {"captions": dict(help="text file with a caption per line, or COCO captions JSON (default: made-up captions)"),
+         "size": dict(default="ViT-B-32"), "rounds": dict(type=int, default=5),
+         "batch-size": dict(type=int, default=16)}
+
+
+def section_parser(description: str, *flags: str) -> argparse.ArgumentParser:
+    """Return the parser of a script's flags, which are some of FLAGS, and --out."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if captions:
-        parser.add_argument("--captions",
-                            help="text file with a caption per line, or COCO captions JSON (default: made-up captions)")
-    if model:
-        parser.add_argument("--size", default="ViT-B-32")
-    parser.add_argument("--rounds", type=int, default=rounds)
+    for flag in flags:
+        parser.add_argument(f"--{flag}", **FLAGS[flag])
     parser.add_argument("--out", type=Path, default=RESULTS, help="Markdown file in which the section is replaced")
     return parser
 

@@ -86,7 +86,7 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    write_report("Scoring", report, section_parser(__doc__).parse_args())
+    write_report("Scoring", report, section_parser(__doc__, "captions", "size", "rounds").parse_args())
 
 
 if __name__ == "__main__":

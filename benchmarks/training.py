@@ -98,9 +98,8 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = section_parser(__doc__)
-    parser.add_argument("--batch-size", type=int, default=16)
-    write_report("Training step", report, parser.parse_args())
+    write_report("Training step", report,
+                 section_parser(__doc__, "captions", "size", "rounds", "batch-size").parse_args())
 
 
 if __name__ == "__main__":

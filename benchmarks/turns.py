@@ -12,16 +12,17 @@ from typing import TypeVar
 from torch.utils.benchmark import timer
 
 Measured = TypeVar("Measured")
+Work = Callable[[], object]
 CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux only
 
 
-def seconds(function: Callable[[], object]) -> float:
+def seconds(function: Work) -> float:
     start = timer()  # waits for the device
     function()
     return timer() - start
 
 
-def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1,
+def take_turns(sides: Mapping[str, Work], rounds: int, warm_up: int = 1,
                measure: Callable[[Callable], Measured] = seconds) -> dict[str, list[Measured]]:
     """Return the times of every side in each round, without the rounds of the warm-up."""
     taken: dict[str, list] = {name: [] for name in sides}
@@ -37,7 +38,7 @@ def ratio(above: list[float], below: list[float]) -> float:
     return median(a / b for a, b in zip(above, below, strict=True))
 
 
-def peak_growth(function: Callable[[], object]) -> float:
+def peak_growth(function: Work) -> float:
     """Return the peak of this process's resident memory during a call, in MiB above its start. Linux only."""
     def resident(field: str) -> int:
         return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])

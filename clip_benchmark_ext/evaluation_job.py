@@ -129,14 +129,14 @@ class Job(NamedTuple):
         """Return batches of `build` without --corruption, in the data set's order whatever the number of workers."""
         dataset, args = self.build(split, transform), self.args
         workers = args.num_workers and fitting(args.num_workers, args.batch_size * image_bytes(transform))
+        size, collate = args.batch_size, None
         if args.dataset.startswith("wds/"):
+            dataset, size = dataset.batched(size), None  # which makes the batches itself
             # Each worker reads all shards, so one worker is enough for shards on the web.
             workers = min(workers, 1) if "://" in args.dataset_root else workers
-            return DataLoader(dataset.batched(args.batch_size), batch_size=None, num_workers=workers,
-                              timeout=STUCK * (workers > 0))
-        collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
-        return DataLoader(dataset, args.batch_size, num_workers=workers, collate_fn=collate,
-                          timeout=STUCK * (workers > 0))
+        else:
+            collate = getattr(dataset, "collate_fn", None) or builder.get_dataset_collate_fn(args.dataset)
+        return DataLoader(dataset, size, num_workers=workers, collate_fn=collate, timeout=STUCK * (workers > 0))
 
     def load_test(self, transform: Callable | None = None) -> DataLoader:
         """Return batches of the test split, with --corruption."""
@@ -148,7 +148,7 @@ class Job(NamedTuple):
 
     def load_splits(self, batches: DataLoader) -> dict[str, DataLoader]:
         """Return the batches of "train", "val" if it is given, and "test". Raises ValueError if classes differ."""
-        names = {"train": self.args.train_split, "val": self.args.val_split}
-        loaders = {split: self.load(name) for split, name in names.items() if name is not None} | {"test": batches}
+        names = (("train", self.args.train_split), ("val", self.args.val_split))
+        loaders = {split: self.load(name) for split, name in names if name is not None} | {"test": batches}
         foreign_datasets.check_classes({split: loader.dataset for split, loader in loaders.items()})
         return loaders

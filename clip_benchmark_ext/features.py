@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import metadata
@@ -29,10 +30,11 @@ from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.models.towers import tower
 
 from .distributed import everywhere, gathered, is_first, own_batches
-from .flags import FEATURES
 from .results import precision
 
 Features = tuple[Tensor, Tensor]  # [N, D], and the targets [N]
+Tensors = dict[str, Tensor]
+Encode = Callable[[Tensor], Tensors]  # images [B, 3, H, W] -> tensors [B, ...]
 
 
 def default_feature(model: torch.nn.Module) -> str:
@@ -56,10 +58,8 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
     pooled: `model.encode_image`, which clip_benchmark probes for every model, after the projection if there is one.
     pixels: the preprocessed image itself, to see how much a probe finds without a network.
 
-    Raises ValueError if the kind is unknown, or the model's image tower has no such feature.
+    Raises ValueError if the model's image tower has no such feature.
     """
-    if kind not in FEATURES:
-        raise ValueError(f"unknown feature {kind!r}: choose one of {', '.join(FEATURES)}")
     if kind == "pixels":
         return lambda image: image.flatten(1)
     if not hasattr(model, "encode_image"):  # an image tower alone
@@ -84,20 +84,30 @@ def feature_fn(model: torch.nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, device: str, amp: bool,
-                     desc: str = "features", folder: str | None = None) -> Features:
+def encode_batch(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], args: Namespace,
+                 desc: str) -> Tensors:
+    """Return the tensors of a batch and its targets, on the CPU. Raises ValueError if one is not finite."""
+    with torch.autocast(args.device, enabled=args.amp):
+        found = {name: x.cpu().contiguous() for name, x in encode(images.to(args.device, non_blocking=True)).items()}
+    if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
+        raise ValueError(f"{desc}: the image encoder gave NaN or infinity as {', '.join(wrong)}" +
+                         ": try --no_amp" * args.amp)
+    masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
+    return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
+                    {"targets": torch.as_tensor(targets)})
+
+
+@torch.no_grad()
+def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, args: Namespace,
+                     desc: str = "features") -> Features:
     """Encode the (images, targets) batches of a loader: features [N, D] and targets [N], on the CPU.
 
-    Each batch is encoded by one process. Both are in files of `folder` without a name, and are mapped into memory.
+    Each batch is encoded by one process. Both are in files of --feature_root without a name, mapped into memory.
     Raises ValueError if the loader is empty, or a feature is not finite.
     """
-    def encoded() -> Iterator[tuple[int, Features]]:
+    def encoded() -> Iterator[tuple[int, Tensors]]:
         for i, (images, target) in own_batches(dataloader, desc):
-            with torch.autocast(device, enabled=amp):
-                batch = encode(images.to(device, non_blocking=True)).cpu()
-            if not batch.isfinite().all():
-                raise ValueError(f"{desc}: the image encoder gave NaN or infinity" + ": try --no_amp" * amp)
-            yield i, (batch, torch.as_tensor(target))
+            yield i, encode_batch(lambda images: {"features": encode(images)}, images, target, args, desc)
 
     def mapped(file: BinaryIO, like: Tensor) -> Tensor:
         file.flush()
@@ -105,14 +115,15 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, d
         return content.view(like.dtype).unflatten(0, (-1, *like.shape[1:]))
 
     # Targets too, as small tensors in memory would keep the system from taking back the batches between them.
+    folder = args.feature_root
     with tempfile.TemporaryFile(dir=folder) as features, tempfile.TemporaryFile(dir=folder) as targets:
-        batch = ()
+        batch = {}
         for batch in gathered(encoded()):
-            for file, part in zip((features, targets), batch, strict=True):
+            for file, part in zip((features, targets), batch.values(), strict=True):
                 file.write(part.contiguous().view(torch.uint8).numpy())
         if not batch:
             raise ValueError(f"{desc}: the data set is empty")
-        return mapped(features, batch[0]), mapped(targets, batch[1])
+        return mapped(features, batch["features"]), mapped(targets, batch["targets"])
 
 
 class Rows:
@@ -137,10 +148,10 @@ class Rows:
         return found
 
 
-def cache_key(model: str, dataloader: Iterable, split: str, kind: str, normalize: bool, device: str,
-              amp: bool) -> dict:  # `model` is its fingerprint
+def cache_key(model: str, dataloader: Iterable, split: str, kind: str, normalize: bool, args: Namespace) -> dict:
+    # `model` is its fingerprint.
     return {"model": model, "open_clip": metadata.version("open_clip_torch"), "split": split, "feature": kind,
-            "normalize": bool(normalize), "precision": precision(device, amp), "data": describe_data(dataloader)}
+            "normalize": bool(normalize), "precision": precision(args), "data": describe_data(dataloader)}
 
 
 def describe_data(dataloader: Iterable) -> dict:
@@ -165,10 +176,14 @@ def describe_data(dataloader: Iterable) -> dict:
     return about
 
 
-def cached_features(folder: str, key: dict, extract: Callable[[], Features], note: str = "") -> Features:
+def note_of(args: Namespace) -> str:
+    return f"{args.model} {args.pretrained} {args.dataset}"
+
+
+def cached_features(args: Namespace, key: dict, extract: Callable[[], Features]) -> Features:
     """Return the features [N, D] and targets [N] of a key from its file, or extract them and write it."""
-    os.makedirs(folder, exist_ok=True)  # fail before the long work if it cannot be written
-    path = feature_path(folder, key)
+    os.makedirs(args.feature_root, exist_ok=True)  # fail before the long work if it cannot be written
+    path = feature_path(args.feature_root, key)
     found = None
     try:
         found = load_features(path, key)
@@ -180,7 +195,7 @@ def cached_features(folder: str, key: dict, extract: Callable[[], Features], not
         return found
     found = extract()
     if is_first():
-        save_features(path, key, *found, note)
+        save_features(path, key, *found, note_of(args))
     return found
 
 

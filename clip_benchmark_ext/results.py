@@ -28,8 +28,8 @@ USUAL = {"split": "test", "fewshot_k": -1, "seed": 0}  # clip_benchmark's, which
 OF_EVERY_TASK = ("dataset_root", "split", "model_type")
 
 
-def precision(device: str, amp: bool) -> str:
-    return f"autocast on {device}" if amp else "that of the weights"
+def precision(args: Namespace) -> str:
+    return f"autocast on {args.device}" if args.amp else "that of the weights"
 
 
 def shown(name: str) -> str:
@@ -86,7 +86,7 @@ def describe(args: Namespace, arguments: tuple[str, ...], options: Mapping, data
     settings |= {f"{name}_sha256": [sha256(path) for path in files] for name, value in settings.items()
                  if (files := named_files(name, value))}
     settings["data_sha256"] = dict(data)
-    settings["precision"] = precision(args.device, args.amp)
+    settings["precision"] = precision(args)
     if os.path.isfile(args.pretrained):
         settings["weights_sha256"] = sha256(args.pretrained)
     elif os.path.isdir(folder := args.pretrained.removeprefix("local-dir:")):

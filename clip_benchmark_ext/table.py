@@ -8,6 +8,7 @@ SugarCrepe's own. Probes have a row for each feature, including the untrained ne
 import argparse
 import json
 import logging
+from collections import defaultdict
 from pathlib import Path
 
 from open_clip_mdc.data.files import parse_json
@@ -57,28 +58,24 @@ def read_results(paths: list[str]) -> list[dict]:
                             "metrics": metrics, "settings": result.get("settings", {}) | OF_THE_SUBSET})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{path} is not a result file of clip_benchmark eval: {problem!r}") from problem
-    families: dict[tuple, list[dict]] = {}
+    families = defaultdict(list)
     for result in results:
         if result["dataset"].startswith("sugar_crepe/"):
             settings = json.dumps([result["metrics"].get("scorer"), result["settings"]], sort_keys=True)
-            families.setdefault((result["model"], result["pretrained"], settings), []).append(result)
+            families[result["model"], result["pretrained"], settings].append(result)
     for members in families.values():
-        for group, metrics in group_averages(members).items():
-            for kind in ("macro", "micro"):
-                average = {name.replace(f"_{kind}", ""): x for name, x in metrics.items() if f"_{kind}" in name}
-                counts = {name: x for name, x in metrics.items() if not name.startswith("text_acc")}
-                if average:
-                    results.append({**members[0], "dataset": f"{group}, {kind}", "metrics": {
-                        **average, **counts, "scorer": members[0]["metrics"].get("scorer")}})
+        scorer = members[0]["metrics"].get("scorer")
+        results += [{**members[0], "dataset": name, "metrics": {**metrics, "scorer": scorer}}
+                    for name, metrics in group_averages(members).items()]
     return results
 
 
 def feature_rows(result: dict) -> list[dict]:
     """Return one result per feature of a probe or group of images, whose metrics are named FEATURE/METRIC."""
-    rows: dict[str, dict] = {}
+    rows = defaultdict(dict)
     for name, value in result["metrics"].items():
         feature, _, metric = name.rpartition("/")
-        rows.setdefault(feature, {})[metric] = value
+        rows[feature][metric] = value
     if len(rows) < 2:
         return [result]
     whole = "all" if result["task"] == "captioning" else "encoder"

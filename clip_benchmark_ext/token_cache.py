@@ -8,8 +8,9 @@ Dimensions: B images of a batch, N images, R rows.
 """
 import itertools
 import json
+from argparse import Namespace
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,9 +22,8 @@ from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.weights import save_tensors
 
 from .distributed import everywhere, merge, own_batches
+from .features import Encode, Tensors, encode_batch
 
-Tensors = dict[str, Tensor]
-Encode = Callable[[Tensor], Tensors]  # images [B, 3, H, W] -> tensors [B, ...]
 ROWS = 64  # of a part
 MOST_OPEN = 16_000  # files that are mapped at once, of some tensors each. Linux allows a process 65,530 maps
 
@@ -67,14 +67,13 @@ class TokenCache:
         return self.part(number), row - (self.ends[number - 1] if number else 0)
 
 
-def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: str, amp: bool,
-         desc: str) -> TokenCache:
+def load(key: dict, dataloader: Iterable, encode: Encode, args: Namespace) -> TokenCache:
     """Return the cache of a key, after encoding the batches that it lacks.
 
     Targets of the loader are class ids, or lists of masks. Raises ValueError if the loader is empty, or a feature is
     not finite.
     """
-    place = Path(folder, f"{key['split']}-tokens-{name_of(key)}")
+    place, desc = Path(args.feature_root, f"{key['split']}-tokens-{name_of(key)}"), f"{key['split']} tokens"
     place.mkdir(parents=True, exist_ok=True)
     about = place / "about.json"  # written last, and tells people what the folder holds
     found = sorted(place.glob("*.safetensors"))
@@ -85,22 +84,10 @@ def load(folder: str, key: dict, dataloader: Iterable, encode: Encode, device: s
     for number, (images, targets) in own_batches(dataloader, desc):
         path = place / f"{number:08d}.safetensors"
         if not path.exists():
-            save_tensors(path, _encoded(encode, images, targets, device, amp, desc))
+            save_tensors(path, encode_batch(encode, images, targets, args, desc))
         numbers.append((number, number))
     count = len(merge(numbers))
     if not count:
         raise ValueError(f"{desc}: the data set is empty")
     write_json(about, {"batches": count, "key": key})
     return TokenCache([place / f"{number:08d}.safetensors" for number in range(count)])
-
-
-@torch.no_grad()
-def _encoded(encode: Encode, images: Tensor, targets: Tensor | list[Tensor], device: str, amp: bool,
-             desc: str) -> Tensors:
-    with torch.autocast(device, enabled=amp):
-        found = {name: x.cpu().contiguous() for name, x in encode(images.to(device, non_blocking=True)).items()}
-    if wrong := [name for name, x in found.items() if not x.isfinite().all()]:
-        raise ValueError(f"{desc}: NaN or infinity in {', '.join(wrong)}" + ": try --no_amp" * amp)
-    masks = isinstance(targets, list) and isinstance(targets[0], Tensor) and targets[0].ndim == 2
-    return found | ({f"mask.{row}": mask for row, mask in enumerate(targets)} if masks else
-                    {"targets": torch.as_tensor(targets)})

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from .tables.cells import Cell, Evaluation, Run
+from .tables.cells import Cell, Evaluation, Run, Trained
 from .tables.paper_tables import systems
 from .tables.scale import Captioning, Made, Place, Scale
 
@@ -114,14 +114,13 @@ def variant(evaluation: Evaluation) -> str:
 
 
 def evaluated(scale: Scale, runs: Iterable[Run], seeds: Iterable[int], place: Place,
-              unfinished: set[tuple[Run, int]]) -> list[tuple[Run, int]]:
+              unfinished: set[Trained]) -> list[Trained]:
     """Return the runs to evaluate, with their seeds: all but finished ones whose checkpoint was deleted."""
     return [(run, seed) for run in runs for seed in seeds
             if (run._replace(at=None), seed) in unfinished or checkpoint(scale, run, seed, place).exists()]
 
 
-def evaluate(scale: Scale, evaluation: Evaluation, runs: Iterable[tuple[Run, int]], place: Place) -> list[str]:
-    runs = list(runs)
+def evaluate(scale: Scale, evaluation: Evaluation, runs: list[Trained], place: Place) -> list[str]:
     seeds = [seed for _, seed in runs]
     trained = [str(checkpoint(scale, run, seed, place)) for run, seed in runs]
     root, folder = place.fill(evaluation.root), place.out / "results" / variant(evaluation)
@@ -160,7 +159,7 @@ def evaluations(cells: Iterable[Cell]) -> list[tuple[Evaluation, list[Run]]]:
     return [(key._replace(datasets=tuple(datasets)), list(runs)) for key, (datasets, runs) in found.items()]
 
 
-def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[tuple[Run, int]]:
+def helping(evaluation: Evaluation, seeds: Iterable[int]) -> list[Trained]:
     """Return the further runs of an evaluation: `guide` of the same seed, and `clipscore` of the next one."""
     return list(dict.fromkeys((run, seed + later) for run, later in ((evaluation.guide, 0), (evaluation.clipscore, 1))
                               if run for seed in seeds))

@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pycocoevalcap.cider.cider import Cider
 from scipy.stats import sem
 
 from clip_benchmark_ext.metrics import hallucination, repeats
-from clip_benchmark_ext.metrics.caption_metrics import split_words
-from open_clip_mdc.data.captions import CAPTION_SEPARATOR
+from clip_benchmark_ext.metrics.caption_metrics import score_captions
+from open_clip_mdc.data.captions import captioned
 from open_clip_mdc.data.files import write_json
 from open_clip_mdc.data.images import decode_image
 from open_clip_mdc.data.markdown import markdown_table
@@ -58,9 +57,11 @@ def ways(objective: str, length: int) -> dict[str, dict]:
 
 def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], list[list[str]]]:
     """Return the images of a shard, [3, H, W] each, and their captions."""
-    samples = list(islice((s for s in read_samples(shard) if image_member(s)), limit))
-    texts = [s["txt"].decode().replace(CAPTION_SEPARATOR, "\n").strip().splitlines() for s in samples]
-    return [transform(decode_image(BytesIO(s[image_member(s)]))) for s in samples], texts
+    samples = list(islice(captioned(read_samples(shard)), limit))
+    if not samples:
+        raise ValueError(f"{shard} has no image with a KEY.txt")
+    return [transform(decode_image(BytesIO(sample[image_member(sample)]))) for sample, _ in samples], [
+        "\n".join(captions).strip().splitlines() for _, captions in samples]
 
 
 @torch.inference_mode()
@@ -91,9 +92,7 @@ def say(model, tokenizer, image_embs: torch.Tensor, options: dict) -> tuple[list
 def measure(said: list[str], references: list[list[str]]) -> dict[str, np.ndarray]:
     """Return the metrics of COLUMNS for each image. All but CIDEr are percent."""
     captions, truth = dict(enumerate(said)), dict(enumerate(references))
-    words = iter(split_words([*said, *(text for texts in references for text in texts)])[0])
-    spoken = {i: [next(words)] for i in captions}
-    cider = Cider().compute_score({i: [next(words) for _ in texts] for i, texts in truth.items()}, spoken)[1]
+    cider = score_captions(captions, truth, ["CIDEr"]).of_images.get("CIDEr", [0.0] * len(said))  # 0 for one image
     found = {**hallucination.metrics(captions, truth)[1], **repeats.metrics(captions)[1], "CIDEr": cider}
     return {column: np.array(found[name]) * (1 if name == "CIDEr" else 100) for column, name in COLUMNS.items()}
 

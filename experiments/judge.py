@@ -33,7 +33,7 @@ from open_clip_mdc.data.images import data_url, decode_image, encode_png
 from open_clip_mdc.data.journal import Journal, check_journal
 from open_clip_mdc.data.outputs import APPENDED, BESIDE
 from open_clip_mdc.data.paths import find_images, formats, is_shard
-from open_clip_mdc.data.shards import Header, TooLarge, check_size, group_by_key, image_member, regroup
+from open_clip_mdc.data.shards import Header, TooLarge, check_size, files_of, group_by_key, image_member, regroup
 from open_clip_mdc.data.text import read_lines, read_text, unique
 from open_clip_mdc.progress import progress_bar
 
@@ -105,13 +105,13 @@ def _shard_images(shard: Path) -> dict[str, Place]:
     members, found = [], {}
     try:
         with tarfile.open(shard, "r:", tarinfo=Header) as archive:
-            for member in archive:
-                if member.isreg():
-                    check_size(member)
-                    members.append({"fname": member.name, "__url__": "",
-                                    "data": Place(shard, member.offset_data, member.size)})
+            for member in files_of(archive):
+                check_size(member)
+                members.append({"fname": member.name, "__url__": "",
+                                "data": Place(shard, member.offset_data, member.size)})
     except tarfile.TarError as problem:
-        raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
+        raise ValueError(f"{shard}: not a complete, uncompressed tar file ({str(problem) or 'a size below 0'})") \
+            from problem
     except TooLarge as problem:
         raise ValueError(f"{shard}: {problem}") from problem
     for sample in regroup(group_by_key(members)):
@@ -123,7 +123,7 @@ def _shard_images(shard: Path) -> dict[str, Place]:
 def find_places(source: str, ids: set[str]) -> dict[str, Place]:
     """Return {id: place}. An id is a name in a folder, or a key or else a sample's number from 0 in shards."""
     found: list[tuple[str, Place]] = []
-    keys: set[str] = set()
+    keys = set()
     for path in find_images([source]):
         shard = is_shard(path)
         images = _shard_images(path) if shard else {path.stem: Place(path)}

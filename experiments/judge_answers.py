@@ -2,7 +2,7 @@
 import math
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from open_clip_mdc.data.files import write_json
@@ -21,9 +21,9 @@ _LETTER_CONTINUES = re.compile(r"\s+(?![a-z])|\s+(?:is|was|has|does|and|or|best|
 
 def assign_letters(captions: dict[str, str], seed: int, id: str) -> list[tuple[str, list[str]]]:
     """Return the distinct captions of {system: caption} in the order of their letters, each with its systems."""
-    systems: dict[str, list[str]] = {}
+    systems = defaultdict(list)
     for name, caption in sorted(captions.items()):
-        systems.setdefault(caption, []).append(name)
+        systems[caption].append(name)
     choices = list(systems.items())
     random.Random(f"{seed}/{id}").shuffle(choices)
     return choices
@@ -73,11 +73,10 @@ def summarise(votes: list[dict], names: list[str]) -> dict:
     `letters` counts the answers by letter, as a judge may prefer a place in the list.
     """
     judged = [vote for vote in votes if vote["chosen"]]
-    rates, errors = {}, {}
-    for name in names:
-        shares = [1 / len(vote["chosen"]) for vote in judged if name in vote["chosen"]]
-        rates[name] = rate = math.fsum(shares) / len(judged) if judged else None
-        errors[name] = math.sqrt(rate * (1 - rate) / len(judged)) if len(judged) > 1 else None
+    rates = {name: math.fsum(1 / len(vote["chosen"]) for vote in judged if name in vote["chosen"]) / len(judged)
+             if judged else None for name in names}
+    errors = {name: math.sqrt(rate * (1 - rate) / len(judged)) if len(judged) > 1 else None
+              for name, rate in rates.items()}
     letters = Counter(LETTERS[vote["shown"].index(vote["chosen"])] for vote in judged if len(vote["shown"]) > 1)
     return {"images": len(votes), "judged": len(judged), "malformed": len(votes) - len(judged),
             "all_equal": sum(len(vote["shown"]) == 1 for vote in votes), "selection_rate": rates,

@@ -7,7 +7,7 @@ Lengths include SOT and EOT, and are before truncation. Only the KEY.txt members
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -30,15 +30,12 @@ from . import tool
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 
 
-def read_captions(shards: Iterable[str]) -> Iterator[str]:
-    for _, captions in captioned((sample for shard in shards for sample in read_samples(shard, ("txt",))), False):
-        yield from captions
-
-
 def caption_lengths(shards: Sequence[str], tokenizer: SimpleTokenizer) -> np.ndarray:
     """Return token counts [N] of all captions in the shards, SOT and EOT included, before truncation."""
+    samples = (sample for shard in progress_bar(shards, os.path.dirname(shards[0]), "shard")
+               for sample in read_samples(shard, ("txt",)))
     lengths = [len(tokenizer.encode(text)) + 2
-               for text in read_captions(progress_bar(shards, os.path.dirname(shards[0]), "shard"))]
+               for _, captions in captioned(samples, with_image=False) for text in captions]
     if not lengths:
         raise ValueError(f"{shards[0]}: no caption (KEY.txt) in {len(shards)} shard(s)")
     return np.array(lengths)

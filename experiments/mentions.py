@@ -20,7 +20,8 @@ Dimensions: B captions, L positions, K mentions (first, second), P patches, D wi
 tokens of a noised row, which has two streams in block diffusion.
 """
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -99,11 +100,8 @@ def best_guess(noised: NoisedCaptions, text: Tensor, mentions: Tensor, captions:
 
 def as_trained(model: Captioner, text: Tensor, draws: int, generator: torch.Generator) -> list[NoisedCaptions]:
     """Return corruptions of captions [B, L] as in training, stratified: each draw has an interval of u of its own."""
-    found = []
-    for draw in range(draws):
-        u = (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws
-        found.append(model.corrupt(text, u, generator))
-    return found
+    return [model.corrupt(text, (draw + 1 - torch.rand(len(text), generator=generator, dtype=torch.float64)) / draws,
+                          generator) for draw in range(draws)]
 
 
 def predicted_places(noised: NoisedCaptions) -> tuple[Tensor, Tensor]:
@@ -182,21 +180,24 @@ def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: flo
         for context, corruptions in of_context.items():
             sums = measure(model, embs, null_image, text, mentions, corruptions, world)
             for name, values in sums.items():
-                of_scene = values.view(len(batch), -1, len(PLACES)).mean(1)  # [scenes, orders, places]
-                for place, value in zip(PLACES, of_scene.unbind(1), strict=True):
-                    found.setdefault(f"{context}{name}_{place}", []).extend(value.tolist())
+                add(found, context + name, values.view(len(batch), -1, len(PLACES)).mean(1))  # over orders
     return found
 
 
-def keep(path: Path, about: dict, found: dict[str, list], measures: Sequence[str] = MEASURES) -> None:
+def add(found: dict[str, list], name: str, values: Tensor) -> None:
+    """Add the values of images at both places, [B, 2], as NAME_first and NAME_second."""
+    for place, value in zip(PLACES, values.unbind(1), strict=True):
+        found.setdefault(f"{name}_{place}", []).extend(value.tolist())
+
+
+def keep(path: Path, about: dict, found: dict[str, list]) -> None:
     """Write the values of single images and their weighted means, and print the latter. `found` is of `by_image`."""
-    contexts = ("", "left_") if "left_weight_first" in found else ("",)
-    metrics = {f"{context}{name}_{place}": float(np.sum(found[f"{context}{name}_{place}"]) /
-                                                 np.sum(found[f"{context}weight_{place}"]))
-               for context in contexts for name in measures for place in PLACES}
-    values = {name: [float(f"{x:.{DIGITS}g}") for x in of_images] for name, of_images in found.items()
-              if name != "images"}
-    results.write_items(path, {"images": found["images"], "values": values})
+    images = found.pop("images")
+    weights = {name: found[re.sub("[a-z]+(?=_[a-z]+$)", "weight", name)] for name in found}  # of [left_]MEASURE_PLACE
+    metrics = {name: float(np.sum(of_images) / np.sum(weights[name])) for name, of_images in found.items()
+               if "weight" not in name}
+    values = {name: [float(f"{x:.{DIGITS}g}") for x in of_images] for name, of_images in found.items()}
+    results.write_items(path, {"images": images, "values": values})
     results.write(path, about, metrics)
     print(path, json.dumps(metrics))
 

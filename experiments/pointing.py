@@ -19,7 +19,6 @@ An interval is 1.96 standard errors over images.
 
 Dimensions: B images, L positions, K layers, H heads, P patches.
 """
-import argparse
 import math
 import re
 from collections.abc import Iterator
@@ -38,10 +37,11 @@ from open_clip_mdc.decoding.sampling import Decoded
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 from open_clip_mdc.text.special_tokens import target_tokens
 
-from .problems import in_one_line
+from .problems import in_one_line, make_parser
 
 BATCH = 64
 WORDS = ("colour", "shape")
+Words = list[tuple[str, list[float]]]  # of an image, each with its kind and its hits
 
 
 def read_scenes(pattern: str, limit: int | None) -> list[dict]:
@@ -93,8 +93,8 @@ def spoken(loaded: PretrainedCaptioner, image: Tensor, text: Tensor) -> Decoded:
     return Decoded(text, torch.where(said, step, -1), torch.zeros(text.shape))
 
 
-def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[list[tuple[str, list[float]]]]:
-    """Return the words of each image, each with its kind and its hits: chance, the middle, any object, layers."""
+def hits(loaded: PretrainedCaptioner, scenes: list[dict]) -> list[Words]:
+    """Return the words of each image. Their hits are: chance, the middle, any object, layers."""
     shape, tokenizer, results = loaded.model.tower.grid, loaded.tokenizer, []
     pairs = ((loaded.transform(decode_image(BytesIO(scene["image"]))), tokenizer(scene["caption"])[0])
              for scene in scenes)
@@ -124,7 +124,7 @@ def share(of_images: list[list[float]]) -> tuple[float, float]:
     return mean, 1.96 * math.sqrt(sum(x * x for x in influence) * count / max(count - 1, 1))
 
 
-def rows(name: str, results: list[list[tuple[str, list[float]]]]) -> Iterator[list[str]]:
+def rows(name: str, results: list[Words]) -> Iterator[list[str]]:
     for kinds in (WORDS, *((kind,) for kind in WORDS)):
         words = [[numbers for kind, numbers in own if kind in kinds] for own in results]
         cells = [share([[numbers[place] for numbers in own] for own in words])
@@ -135,7 +135,7 @@ def rows(name: str, results: list[list[tuple[str, list[float]]]]) -> Iterator[li
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.pointing", description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--scenes", required=True, metavar="SHARDS", help="val/00000.tar of open_clip_mdc scenes, say")
     parser.add_argument("--runs", required=True, nargs="+", metavar="NAME=RUN", help="captioners to compare")
     parser.add_argument("--limit", type=int, metavar="N", help="take the first N scenes")

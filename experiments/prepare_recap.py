@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     sources, out = find_shards(args.shards), Path(args.out).absolute()
     sources = random.Random(args.seed).sample(sources, len(sources))
     targets = [out / f"{number:05d}.tar" for number in range(len(sources))]
-    done: list[dict] = []
+    done = []
     with progress_bar(total=args.pairs, what="recap", unit="pair") as bar:
         while len(done) < len(sources) and sum(stats["pairs"] for stats in done) < args.pairs:
             missing, most = args.pairs - sum(counts := [stats["pairs"] for stats in done]), max([1, *counts])

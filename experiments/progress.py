@@ -139,9 +139,11 @@ def main() -> None:
     parser.add_argument("--logs", required=True, type=Path)
     args = parser.parse_args()
     pairs = [command.partition("=")[::2] for command in args.commands]
-    if pairs:
-        run_steps("training", [Step(label, shlex.split(command)) for label, command in pairs], args.logs,
-                  os.cpu_count() or 1)
+    steps = [Step(label, shlex.split(command)) for label, command in pairs]
+    if not all(step.command for step in steps):
+        parser.error(f"{' '.join(args.commands)}: give each as LABEL=COMMAND")
+    if steps:
+        run_steps("training", steps, args.logs, os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ to the archived ones to the digit, on which machines both were trained, and what
 interrupted, run the same command again to resume. The ids are in experiments/results/claims.csv.
 """
 import os
-import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,12 +16,13 @@ from typing import NamedTuple
 from . import commands, preflight
 from .commands import Place
 from .problems import in_one_line, make_parser
-from .progress import Step, run_steps
+from .progress import Step
 from .report import archive, claims, contexts
 from .report.collect import WITH_CLAIMS
 from .report.publish import FOLDER
-from .report.results import Results, read_results
-from .run import plan
+from .report.results import Results, read_results, values
+from .report.sides import Measured
+from .run import add_flags, do, plan
 from .tables.cells import Cell
 from .tables.paper_tables import tables_of
 from .tables.scales import SCALES, Scale
@@ -39,7 +40,7 @@ class Task(NamedTuple):
     @property
     def tables(self) -> list[str]:
         """Names of the tables to run: the first that has all of the claim's cells, else all that have any."""
-        found = {name: set(self.cells) & set(cells()) for name, cells in tables_of(self.scale).items()}
+        found = {name: set(self.cells) & set(cells) for name, cells in tables_of(self.scale).items()}
         whole = [name for name, cells in found.items() if len(cells) == len(self.cells)]
         return whole[:1] or [name for name, cells in found.items() if cells]
 
@@ -64,7 +65,7 @@ def find(name: str, folder: Path = FOLDER / "results") -> Task:
 def difference(results: Results, task: Task, seeds: list[int]) -> str:
     results = {key: {seed: one for seed, one in by_seed.items() if seed in seeds} for key, by_seed in results.items()}
     of = contexts if task.claim.ledger in contexts.LEDGERS else claims
-    finding = of.give_verdicts([task.claim], results, task.scale)[0].finding
+    finding = of.give_verdicts([task.claim], Measured(results, task.scale))[0].finding
     return "not run" if finding.difference is None else f"{finding.difference:+.4f}" + (
         f" ({claims.interval(finding)})" if finding.interval else "")
 
@@ -75,8 +76,7 @@ def reproduce(task: Task, place: Place, seeds: list[int] | None, run: Callable[[
         kept = Path(folder, "kept")
         archive.unpack(task.file, kept)
         results = read_results(kept)
-        measured = claims.measured_of(results, task.scale)
-        known = set.intersection(*(set(measured.numbers((cell,))) for cell in task.cells))
+        known = set.intersection(*(set(values(results, task.scale, cell)) for cell in task.cells))
         seeds = sorted(known) if seeds is None else seeds
         if not known.issuperset(seeds):
             raise ValueError(f"{task.file} has seeds {', '.join(map(str, sorted(known)))} of this claim")
@@ -102,24 +102,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("claim", help="SCALE.ID of experiments/results/claims.csv")
     parser.add_argument("--out", type=Path, help="folder of runs and results (default: build/reproduce/CLAIM)")
-    parser.add_argument("--data", type=Path, default=Path("data"),
-                        help="folder of the data that you provide (default: data)")
+    add_flags(parser)
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds to run (default: all that are archived)")
-    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
-
-    def run(title: str, steps: list[Step]) -> None:
-        if args.dry_run:
-            print("\n".join(shlex.join(step.command) for step in steps))
-        elif steps:
-            (place.out / "results").mkdir(parents=True, exist_ok=True)
-            run_steps(title, steps, place.out / "logs", os.cpu_count() or 1)  # one thread each, as when archived
     task = find(args.claim)
     place = Place(args.data, args.out or Path("build/reproduce") / args.claim, args.bin, 0)
     if not args.dry_run:
         preflight.check(task.scale, task.tables, task.cells, args.seeds or list(task.scale.seeds), place)
-    print(reproduce(task, place, args.seeds, run))
+    jobs = os.cpu_count() or 1  # one thread each, as when archived
+    print(reproduce(task, place, args.seeds, partial(do, place=place, jobs=jobs, dry_run=args.dry_run)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ done.
 """
 import os
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from .progress import Step, alone, run_steps
 from .report.collect import TITLES, cells_by_table, collect, show
 from .report.results import parts, read_results
 from .tables import photos
-from .tables.cells import Cell, Run
+from .tables.cells import Cell, Run, Trained
 from .tables.scales import Scale, named
 
 
@@ -39,13 +40,13 @@ def runs_of(cells: list[Cell]) -> list[list[Run]]:
     return [list(dict.fromkeys([run.start for run in tuned] + [run for run in runs if run not in tuned])), tuned]
 
 
-def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[tuple[Run, int]]:
+def unfinished(scale: Scale, cells: list[Cell], seeds: list[int], place: Place) -> set[Trained]:
     results = read_results(place.out)  # the judge's answers depend on no checkpoint
     return {(cell.run._replace(at=None), seed) for cell in cells if cell.evaluation.task != "judge"
             for found in [parts(results, scale, cell)] for seed in seeds if any(seed not in part for part in found)}
 
 
-def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
+def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[Trained],
               place: Place) -> Iterator[list[Step]]:
     def trained(run: Run, seed: int) -> bool:
         return commands.checkpoint(scale, run, seed, place).exists()
@@ -63,7 +64,7 @@ def trainings(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tup
                if (run, seed) in needed and not trained(run, seed)]
 
 
-def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[tuple[Run, int]],
+def evaluations(scale: Scale, cells: list[Cell], seeds: list[int], needed: set[Trained],
                 place: Place) -> Iterator[Step]:
     # Labels are numbered, as two folders of data may be evaluated with the same flags, and each needs its own log.
     # A CLIP model that guides decoding has the seed of the run that it guides, so seeds are evaluated one by one.
@@ -96,19 +97,34 @@ def plan(scale: Scale, names: list[str], seeds: list[int], place: Place,
         yield "caption lengths", [Step("figure3", commands.lengths(scale, place))]
 
 
+def do(title: str, steps: list[Step], place: Place, jobs: int, dry_run: bool) -> None:
+    """Run the steps of an experiment, or print their commands."""
+    if dry_run:
+        for step in steps:
+            print(shlex.join(step.command))
+    elif steps:
+        for folder in ("tables", "results/judge"):
+            (place.out / folder).mkdir(parents=True, exist_ok=True)
+        run_steps(title, steps, place.out / "logs", jobs)
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=Path("data"),
+                        help="folder of the data that you provide (default: data)")
+    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
+
+
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--tables", nargs="+", required=True, choices=TITLES)
     parser.add_argument("--scale", required=True, type=named)
-    parser.add_argument("--data", type=Path, default=Path("data"),
-                        help="folder of the data that you provide (default: data)")
+    add_flags(parser)
     parser.add_argument("--out", type=Path, help="folder of runs, results and tables (default: build/SCALE)")
     parser.add_argument("--gpus", type=int, help="number of GPUs, or 0 for the CPU (default: the scale's)")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds to train and evaluate (default: the scale's)")
     parser.add_argument("--jobs", type=int, help="steps at a time (default: one per core on the CPU, else 1)")
-    parser.add_argument("--bin", default="", help="folder of open_clip_train and its siblings, with a slash at the end")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     args = parser.parse_args(argv)
     scale = args.scale
     gpus = scale.gpus if args.gpus is None else args.gpus
@@ -124,13 +140,7 @@ def main(argv: list[str] | None = None) -> None:
         with alone(place.out / "logs"):
             pass  # waits for a call that runs there, so that its steps are not planned again
     for title, steps in plan(scale, args.tables, seeds, place):
-        if args.dry_run:
-            for step in steps:
-                print(shlex.join(step.command))
-        elif steps:
-            for folder in ("tables", "results/judge"):
-                (place.out / folder).mkdir(parents=True, exist_ok=True)
-            run_steps(title, steps, place.out / "logs", jobs)
+        do(title, steps, place, jobs, args.dry_run)
     print(shlex.join(commands.collect(scale, args.tables, place)) if args.dry_run else
           show(collect(scale, place, args.tables)))
 

@@ -34,7 +34,7 @@ from open_clip_mdc.text.packing import NoisedCaptions, pack
 
 from .contexts import left_context
 from .flickr8k import grey_image
-from .mentions import as_trained, keep, predicted_places
+from .mentions import add, as_trained, keep, predicted_places
 from .problems import in_one_line, make_parser
 from .tables.contexts import DRAWS, PLACES
 
@@ -108,9 +108,7 @@ def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shar
         for context, corruptions in of_context.items():
             sums = measure(model, blind, embs.repeat_interleave(SENTENCES, 0), grey, text, words, corruptions)
             for name, values in sums.items():
-                of_photograph = values.view(len(firsts), SENTENCES, len(PLACES)).sum(1)
-                for place, value in zip(PLACES, of_photograph.unbind(1), strict=True):
-                    found.setdefault(f"{context}{name}_{place}", []).extend(value.tolist())
+                add(found, context + name, values.view(len(firsts), SENTENCES, len(PLACES)).sum(1))
     return found
 
 
@@ -133,7 +131,7 @@ def main() -> None:
         model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
         blind, _, _ = checkpoints.load(twin, captioner=True)
         found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
-        keep(path, about, found, MEASURES)
+        keep(path, about, found)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from open_clip_mdc.cli import finish
 from open_clip_mdc.data.outputs import FOLDER, MAKE_PARENTS, OUTPUTS
 from open_clip_mdc.errors import read_flags
 
+from .problems import make_parser
+
 
 def main(module: str, about: str, add_flags: Callable[[argparse.ArgumentParser], None],
          run: Callable[[argparse.Namespace], None], outputs: dict[str, tuple[str, ...]],
@@ -19,8 +21,8 @@ def main(module: str, about: str, add_flags: Callable[[argparse.ArgumentParser],
         outputs: the suffixes of each flag that names an output.
     """
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(about)
+    parser.prog = f"python -m {module}"
     add_flags(parser)
     args = read_flags(parser.parse_args, argv)
     args.tool = module

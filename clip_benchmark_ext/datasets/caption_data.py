@@ -46,5 +46,5 @@ def read_batch(number: int, batch: Sequence, dataloader: DataLoader) -> tuple[li
 
 
 def unique_ids(ids: Sequence[str]) -> list[str]:  # shards may have the same keys
-    seen: set[str] = set()
+    seen = set()
     return [unique(i, place, seen) for place, i in enumerate(ids)]

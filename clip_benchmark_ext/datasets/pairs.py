@@ -7,6 +7,7 @@ SugarCrepe's.
 import json
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -69,7 +70,7 @@ def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
 
     Returns the number of pairs of each kind, without kinds that no caption gives.
     """
-    rows: dict[str, dict] = {}
+    rows = defaultdict(dict)
     with new_folder(out) as folder:
         (folder / "val2017").mkdir()
         for number, sample in enumerate(s for shard in shards for s in read_samples(shard)):
@@ -80,10 +81,10 @@ def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
             wanted = {}
             for caption in rng.sample(captions, len(captions)):
                 for kind, false in negatives(caption, " ".join(captions), rng).items():
-                    if len(rows.get(kind, ())) < PAIRS:
+                    if len(rows[kind]) < PAIRS:
                         wanted.setdefault(kind, dict(filename=filename, caption=caption, negative_caption=false))
             for kind, row in wanted.items():
-                rows.setdefault(kind, {})[str(number)] = row
+                rows[kind][str(number)] = row
             if wanted:
                 Path(folder, "val2017", filename).write_bytes(image)
         for kind, pairs in rows.items():

@@ -38,14 +38,8 @@ def named(caption: str) -> dict[str, set[str]]:
 Measured = tuple[dict, dict, dict]  # metrics, their values per image, and the weights of these in the mean
 
 
-def weighted_means(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Measured:
-    columns = {name: column for name, column in columns.items() if any(column[1])}
-    means = {name: sum(v * w for v, w in zip(*column, strict=True)) / sum(column[1])
-             for name, column in columns.items()}
-    return means, *({name: list(column[i]) for name, column in columns.items()} for i in (0, 1))
-
-
-def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Measured:
+def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]],
+            phrase: str | None = None) -> Measured:
     """Return the metrics of captions by image:
 
         hallucinating_captions    share of captions with a noun or colour that no reference of the image has
@@ -53,6 +47,8 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
         recall_KIND               share of the references' words of a kind that the caption has
         repeated_words            mean number of words that stand twice in a row
         exact_match               share of captions that equal a reference, except for letter case and spaces
+        phrase_recall             share of captions with the phrase, of images with a reference that has it
+        phrase_false_alarms       share of captions with the phrase, of the other images
 
     Shares over no words are left out.
     """
@@ -67,13 +63,14 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
             "repeated_words": (repeated_words(caption), 1),
             "exact_match": (normal(caption) in map(normal, texts), 1),
             **{f"recall_{kind}": (len(mine[kind] & true[kind]), len(true[kind])) for kind in KINDS}})
-    return weighted_means({name: ([count / of if of else 0.0 for count, of in column], [float(of) for _, of in column])
-                           for name in rows[0] if (column := [row[name] for row in rows])})
-
-
-def phrase_metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], phrase: str) -> Measured:
-    """Return the share of captions with a phrase: `phrase_recall` if a reference has it, else `phrase_false_alarms`."""
-    pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
-    found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
-    true = [float(any(pattern.search(text.lower()) for text in references[image])) for image in captions]
-    return weighted_means({"phrase_recall": (found, true), "phrase_false_alarms": (found, [1 - x for x in true])})
+    columns = {name: ([count / of if of else 0.0 for count, of in column], [float(of) for _, of in column])
+               for name in rows[0] if (column := [row[name] for row in rows])}
+    if phrase is not None:
+        pattern = re.compile(rf"\b{re.escape(phrase.lower())}\b")
+        found = [float(bool(pattern.search(caption.lower()))) for caption in captions.values()]
+        true = [float(any(pattern.search(text.lower()) for text in references[image])) for image in captions]
+        columns |= {"phrase_recall": (found, true), "phrase_false_alarms": (found, [1 - x for x in true])}
+    columns = {name: column for name, column in columns.items() if any(column[1])}
+    means = {name: sum(v * w for v, w in zip(*column, strict=True)) / sum(column[1])
+             for name, column in columns.items()}
+    return means, *({name: list(column[i]) for name, column in columns.items()} for i in (0, 1))

@@ -78,7 +78,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         scores: by row ("plain", "blind", "debiased", ...), an array [C] or [I, C] per case, in the order of `cases`.
         surfaces: by name, a function of a caption whose values are compared.
 
-    Raises ValueError for arrays of another number or shape, or NaN.
+    Raises ValueError for another number of arrays, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([not {*map(surface, case.wrong)} <= {*map(surface, case.captions[:case.right])}
@@ -200,15 +200,9 @@ def _statements(array: np.ndarray, right: int) -> float:
 
 
 def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarray]:
-    if len(values) != len(cases):
-        raise ValueError(f"{len(values)} {row} scores for {len(cases)} cases")
     arrays = []
     for value, case in zip(values, cases, strict=True):
         array = np.asarray(value, dtype=np.float64)
-        count = len(case.captions)
-        shape = (count,) if len(case.images) == 1 else (len(case.images), count)
-        if array.shape != shape:
-            raise ValueError(f"case {case.key}: {row} scores of shape {array.shape}, not {shape}")
         if np.isnan(array).any():
             raise ValueError(f"case {case.key}: a {row} score is NaN")
         arrays.append(array[..., [case.captions.index(caption) for caption in case.captions]])

@@ -8,7 +8,10 @@ from ..datasets.sugar_crepe import GROUPS
 
 
 def group_averages(results: Iterable[dict]) -> dict[str, dict]:
-    """Return SugarCrepe's macro (over subsets) and micro (over cases) averages of one model's results, by group."""
+    """Return the averages of one model's results by group, over subsets ("sugar_crepe/add, macro") and over cases.
+
+    The latter are named "micro", and are left out for results without a number of cases.
+    """
     subsets = {}
     for result in results:
         family, _, subset = result["dataset"].partition("/")
@@ -27,15 +30,11 @@ def group_averages(results: Iterable[dict]) -> dict[str, dict]:
         rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
         if any(row != rows[0] for row in rows):
             raise ValueError(f"the subsets of sugar_crepe/{group} do not have the same scores: {', '.join(members)}")
-        counts = [part.get("cases") for part in parts]
-        groups[f"sugar_crepe/{group}"] = average = {}
-        for suffix in sorted(rows[0]):
-            accuracies = [part[f"text_acc{suffix}"] for part in parts]
-            average[f"text_acc_macro{suffix}"] = float(np.mean(accuracies))
-            if None not in counts:
-                average[f"text_acc_micro{suffix}"] = float(np.average(accuracies, weights=counts))
-        for key in sorted(set.intersection(*map(set, parts))):
-            if key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or \
-                    key.endswith("_differs") or key.startswith("ties") and key != "ties_count_as":
-                average[key] = sum(part[key] for part in parts)
+        counts = {key: sum(part[key] for part in parts) for key in sorted(set.intersection(*map(set, parts)))
+                  if key in ("cases", "duplicates", "same_words", "cases_left_out", "cases_cut") or
+                  key.endswith("_differs") or key.startswith("ties") and key != "ties_count_as"}
+        weights = {"macro": None} | ({"micro": [part["cases"] for part in parts]} if "cases" in counts else {})
+        for kind, weight in weights.items():
+            groups[f"sugar_crepe/{group}, {kind}"] = {f"text_acc{suffix}": float(np.average(
+                [part[f"text_acc{suffix}"] for part in parts], weights=weight)) for suffix in sorted(rows[0])} | counts
     return groups

@@ -115,7 +115,7 @@ def read_captions(file: Path, key: dict) -> dict | None:
 def load_or_decode(job: Job, batches: DataLoader, file: Path, clip: Clip | None) -> dict:
     args, first = job.args, is_first()
     key = {"model": fingerprint(getattr(job.model, "model", job.model)), "data": describe_data(batches),
-           "decoding": in_files(job.options), "precision": precision(args.device, args.amp),
+           "decoding": in_files(job.options), "precision": precision(args),
            **({"clip": fingerprint(clip.model)} if clip else {})}
     saved = merge([(0, read_captions(file, key))] if first else [])[0]
     if saved:
@@ -160,11 +160,7 @@ def measure(saved: Mapping, phrase: str | None, train_captions: set[str] | None,
             of_clip: Mapping[str, list[float]]) -> dict:
     captions, references = saved["captions"], saved["references"]
     scored = score_captions(captions, references)
-    found, values, weights = hallucination.metrics(captions, references)
-    if phrase is not None:
-        for part, new in zip((found, values, weights), hallucination.phrase_metrics(captions, references, phrase),
-                             strict=True):
-            part.update(new)
+    found, values, weights = hallucination.metrics(captions, references, phrase)
     flawed, of_flaws = repeats.metrics(captions)
     diverse, of_images = diversity.metrics(saved["samples"], train_captions) if "samples" in saved else ({}, {})
     return {

@@ -13,7 +13,6 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,77 +28,60 @@ from open_clip_mdc.data.weights import save_tensors
 from open_clip_mdc.progress import progress_bar
 
 from ..evaluation_job import Job
-from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn
+from ..features import Rows, cache_key, cached_features, default_feature, extract_features, feature_fn, note_of
 from ..metrics.classes import UNSURE, Names, average_precisions, by_class, map_11_points, named
 
 Data = dict[str, tuple[Tensor | Rows, Tensor]]  # features [N, D] and targets by split
 
 
-class Settings(NamedTuple):
-    """Set how a linear classifier is trained."""
-
-    batch_size: int
-    lr: float
-    epochs: int
-    seed: int
-    device: str  # "cpu" or "cuda"
-    amp: bool
-
-
-def evaluate(model: nn.Module, loaders: dict[str, DataLoader], feature: str | None, feature_root: str,
-             fewshot_k: int, settings: Settings, normalize: bool = True, val_proportion: float | None = None,
-             verbose: bool = False, save_probe: str | None = None, note: str = "") -> dict:
+def run(job: Job, batches: DataLoader) -> dict:
     """Train a linear classifier on a model's image features and measure it on the test split.
 
-    Args:
-        loaders: images and class ids of "train", "test" and optionally "val", which chooses the weight decay.
-        feature: a kind of `feature_fn`, or None for `default_feature`.
-        fewshot_k: number of random training images per class, or -1 for all.
-        val_proportion: share of training rows to hold out instead of a "val" loader. Works for streams too.
-        save_probe: a safetensors file to write, with `weight` [C, D] and `bias` [C].
+    A validation split, or --val_proportion of the training rows, chooses the weight decay. --save_clf is a safetensors
+    file to write, with `weight` [C, D] and `bias` [C].
 
     Returns lp_acc1, lp_acc5 (None, with the reason, for five or fewer classes), lp_mean_per_class_recall, the settings,
     items with 1 for each test image that is classified correctly, and `of_classes`, a row for each class. With several
     classes of an image it returns lp_map_11_points in place of the former.
     """
-    if fewshot_k == 0 or settings.epochs < 1:
-        raise ValueError(f"fewshot_k is {fewshot_k} and epochs is {settings.epochs}: give -1 or at least 1 for "
-                         "fewshot_k, and at least 1 for epochs")
-    if val_proportion is not None and ("val" in loaders or not 0 < val_proportion < 1):
-        raise ValueError(f"val_proportion is {val_proportion}: give a share between 0 and 1, and no val_split")
-    if save_probe is not None:
-        os.makedirs(os.path.dirname(save_probe) or ".", exist_ok=True)  # fail before the long work
+    args, loaders = job.args, job.load_splits(batches)
+    share, feature = args.val_proportion, job.flags.feature or default_feature(job.model)
+    if args.fewshot_k == 0 or args.fewshot_epochs < 1:
+        raise ValueError(f"--fewshot_k {args.fewshot_k}, --fewshot_epochs {args.fewshot_epochs}: give -1 or at least 1 "
+                         "for --fewshot_k, and at least 1 for --fewshot_epochs")
+    if share is not None and ("val" in loaders or not 0 < share < 1):
+        raise ValueError(f"--val_proportion {share}: give a share between 0 and 1, and no --val_split")
+    if args.save_clf is not None:
+        os.makedirs(os.path.dirname(args.save_clf) or ".", exist_ok=True)  # fail before the long work
 
-    feature = feature or default_feature(model)
     rng_state = torch.get_rng_state()
-    data = _load_splits(model, loaders, feature, normalize, settings, feature_root, note)
+    data = _load_splits(job.model, loaders, feature, args)
     torch.set_rng_state(rng_state)
     # Draw the split and then a seed per loader, as clip_benchmark does before it orders the training rows, whether
     # features were cached or not.
-    if val_proportion is not None:
+    if share is not None:
         features, targets = data["train"]
-        for split, part in zip(
-                ("train", "val"), random_split(range(len(targets)), [1 - val_proportion, val_proportion]), strict=True):
+        for split, part in zip(("train", "val"), random_split(range(len(targets)), [1 - share, share]), strict=True):
             rows = torch.tensor(part.indices)
             data[split] = Rows((features, rows)), targets[rows]
     torch.empty(len(data), dtype=torch.int64).random_()
-    names = getattr(loaders["test"].dataset, "classes", None)
-    probe, result = probe_features(data, fewshot_k, settings, verbose, names)
-    result |= {"normalized": normalize, "feature": feature}
-    if save_probe is not None:
+    names = getattr(batches.dataset, "classes", None)
+    probe, result = probe_features(data, args, args.fewshot_k, args.verbose, names)
+    result |= {"normalized": args.normalize, "feature": feature}
+    if args.save_clf is not None:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in probe.state_dict().items()}
         about = {name: value for name, value in result.items() if name not in ("items", "of_classes")}
-        save_tensors(save_probe, tensors, {"note": note, "result": json.dumps(about)})
+        save_tensors(args.save_clf, tensors, {"note": note_of(args), "result": json.dumps(about)})
     return result
 
 
-def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool = False,
+def probe_features(data: Data, args: Namespace, fewshot_k: int = -1, verbose: bool = False,
                    names: Names = None) -> tuple[nn.Linear, dict]:
     """Train the classifier on (features [N, D], class ids [N]) by split, and measure it.
 
     If an image may have several classes, targets are [N, C] of 1, 0 or UNSURE. With a split "val" the weight decay is
-    chosen on it, and the final training uses it too, unless few-shot. Returns the classifier, and the same metrics as
-    `evaluate`.
+    chosen on it, and the final training uses it too, unless few-shot, with this number of images per class. Returns the
+    classifier, and the same metrics as `run`.
     """
     features, targets = data["train"]
     several = targets.ndim == 2
@@ -113,9 +95,9 @@ def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool
     weight_decay = 0
     if "val" in data:
         def validation_accuracy(weight_decay: float) -> float:
-            probe = train(*train_data, num_classes, weight_decay, settings)
+            probe = train(*train_data, num_classes, weight_decay, args)
             features, targets = data["val"]
-            acc1 = quality(predict(probe, features, settings), targets)
+            acc1 = quality(predict(probe, features, args), targets)
             if verbose:
                 print(f"Valid accuracy with weight_decay {weight_decay}: {acc1}")
             return acc1
@@ -126,10 +108,10 @@ def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool
             features, targets = zip(train_data, data["val"], strict=True)
             train_data = Rows(*((x, torch.arange(len(x))) for x in features)), torch.cat(targets)
 
-    probe = train(*train_data, num_classes, weight_decay, settings)
+    probe = train(*train_data, num_classes, weight_decay, args)
     features, targets = data["test"]
-    logits = predict(probe, features, settings)
-    about = {"weight_decay": weight_decay, "epochs": settings.epochs, "seed": settings.seed, "fewshot_k": fewshot_k}
+    logits = predict(probe, features, args)
+    about = {"weight_decay": weight_decay, "epochs": args.fewshot_epochs, "seed": args.seed, "fewshot_k": fewshot_k}
     if several:
         of_classes = average_precisions(logits, targets, names)
         if verbose:
@@ -153,17 +135,16 @@ def probe_features(data: Data, fewshot_k: int, settings: Settings, verbose: bool
     return probe, {**result, "items": {"images": list(range(len(right))), "values": {"lp_acc1": right}}}
 
 
-def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, normalize: bool, settings: Settings,
-                 folder: str, note: str) -> Data:
-    model.eval().to(settings.device)
+def _load_splits(model: nn.Module, loaders: dict[str, DataLoader], kind: str, args: Namespace) -> Data:
+    model.eval().to(args.device)
     encode = feature_fn(model, kind)
-    scale = (lambda image: F.normalize(encode(image), dim=-1)) if normalize else encode
+    scale = (lambda image: F.normalize(encode(image), dim=-1)) if args.normalize else encode
     model_key = fingerprint(model)
     data = {}
     for split, loader in loaders.items():
-        key = cache_key(model_key, loader, split, kind, normalize, settings.device, settings.amp)
-        extract = partial(extract_features, scale, loader, settings.device, settings.amp, f"{split} features", folder)
-        data[split] = cached_features(folder, key, extract, note)
+        key = cache_key(model_key, loader, split, kind, args.normalize, args)
+        extract = partial(extract_features, scale, loader, args, f"{split} features")
+        data[split] = cached_features(args, key, extract)
         targets = data[split][1]
         if targets.ndim > 2 or targets.ndim == 1 and targets.is_floating_point():
             raise ValueError(f"{split}: a linear probe needs class ids of images, not targets {list(targets.shape)}")
@@ -186,26 +167,26 @@ def choose_rows(targets: Tensor, fewshot_k: int) -> Tensor:
 
 
 def train(features: Tensor | Rows, targets: Tensor, num_classes: int, weight_decay: float,
-          settings: Settings) -> nn.Linear:
-    """Train a linear classifier of features [N, D] with AdamW and a cosine schedule from `lr` to 0, without warm-up.
+          args: Namespace) -> nn.Linear:
+    """Train a linear classifier of features [N, D] with AdamW and a cosine schedule down to 0, without warm-up.
 
     Weights and batches are drawn from torch's global generator, which is seeded here.
     """
-    batch_size, lr, epochs, seed, device, amp = settings
-    torch.manual_seed(seed)
-    probe = nn.Linear(features.shape[1], num_classes).to(device)
-    optimizer = torch.optim.AdamW(probe.parameters(), lr, weight_decay=weight_decay)  # refuses an lr below 0
+    torch.manual_seed(args.seed)
+    probe = nn.Linear(features.shape[1], num_classes).to(args.device)
+    optimizer = torch.optim.AdamW(probe.parameters(), args.fewshot_lr, weight_decay=weight_decay)  # refuses one below 0
     # Row numbers, not rows, as gathering by index is much faster than loading rows one by one.
-    batches = DataLoader(range(len(features)), batch_size, shuffle=True)
-    steps = epochs * len(batches)
-    row_batches = itertools.chain.from_iterable(itertools.repeat(batches, epochs))  # each pass shuffles anew
+    batches = DataLoader(range(len(features)), args.batch_size, shuffle=True)
+    steps = args.fewshot_epochs * len(batches)
+    # Each pass shuffles anew.
+    row_batches = itertools.chain.from_iterable(itertools.repeat(batches, args.fewshot_epochs))
     progress = progress_bar(row_batches, f"probe, weight decay {weight_decay:.3g}", "step", total=steps, leave=False)
     for step, rows in enumerate(progress):
-        optimizer.param_groups[0]["lr"] = 0.5 * (1 + float(np.cos(np.pi * step / steps))) * lr
+        optimizer.param_groups[0]["lr"] = 0.5 * (1 + float(np.cos(np.pi * step / steps))) * args.fewshot_lr
         optimizer.zero_grad()
-        with torch.autocast(device, enabled=amp):
-            logits = probe(features[rows].to(device, torch.float32))
-            loss = loss_of(logits, targets[rows].to(device))
+        with torch.autocast(args.device, enabled=args.amp):
+            logits = probe(features[rows].to(args.device, torch.float32))
+            loss = loss_of(logits, targets[rows].to(args.device))
         loss.backward()
         optimizer.step()
     return probe
@@ -223,10 +204,10 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict(probe: nn.Linear, features: Tensor | Rows, settings: Settings) -> Tensor:
-    with torch.autocast(settings.device, enabled=settings.amp):
-        return torch.cat([probe(features[rows].to(settings.device, torch.float32)).float().cpu()
-                          for rows in torch.arange(len(features)).split(settings.batch_size)])
+def predict(probe: nn.Linear, features: Tensor | Rows, args: Namespace) -> Tensor:
+    with torch.autocast(args.device, enabled=args.amp):
+        return torch.cat([probe(features[rows].to(args.device, torch.float32)).float().cpu()
+                          for rows in torch.arange(len(features)).split(args.batch_size)])
 
 
 def best_weight_decay(validation_accuracy: Callable[[float], float]) -> float:
@@ -261,13 +242,3 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
     hits = logits.sort(dim=1, descending=True, stable=True).indices[:, :max(ks)] == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
 
-
-def settings_of(args: Namespace) -> Settings:
-    return Settings(args.batch_size, args.fewshot_lr, args.fewshot_epochs, args.seed, args.device, args.amp)
-
-
-def run(job: Job, batches: DataLoader) -> dict:
-    args = job.args
-    return evaluate(job.model, job.load_splits(batches), job.flags.feature, args.feature_root, args.fewshot_k,
-                    settings_of(args), args.normalize, args.val_proportion, args.verbose, args.save_clf,
-                    f"{args.model} {args.pretrained} {args.dataset}")

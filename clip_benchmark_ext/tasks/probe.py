@@ -21,7 +21,7 @@ from ..metrics.classes import by_class
 from ..token_cache import Encode, Tensors, TokenCache
 from . import heads
 from .knn import knn_votes
-from .linear_probe import class_table, predict, probe_features, settings_of
+from .linear_probe import class_table, predict, probe_features
 from .splits import Splits, load_splits
 
 PIXELS = 32
@@ -67,10 +67,9 @@ def by_features(job: Job, splits: Splits, name: str, labels: Tensor, targets: Te
     data = {"train": (Rows((learn, splits.train)), labels[splits.train]),
             "val": (Rows((learn, splits.val)), labels[splits.val]), "test": (test, targets)}
     torch.manual_seed(args.seed)
-    settings = settings_of(args)
-    linear, about = probe_features(data, -1, settings)
+    linear, about = probe_features(data, args)
     votes = knn_votes(learn.to(args.device), labels.to(args.device), test.to(args.device), classes)
-    votes["linear"] = predict(linear, test, settings)
+    votes["linear"] = predict(linear, test, args)
     return {"linear_weight_decay": about["weight_decay"]}, {name: x.argmax(1) for name, x in votes.items()}
 
 

@@ -108,7 +108,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
     """
     args = job.args
     key = {"model": fingerprint(job.model), "split": f"{args.split}-likelihoods", "data": describe_data(batches),
-           "likelihood": options, "precision": precision(args.device, args.amp), **more}
+           "likelihood": options, "precision": precision(args), **more}
     file = Path(feature_path(args.feature_root, key))
 
     def extract() -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def scores(job: Job, batches: DataLoader, tokens: Tensor, needed: Tensor, option
             blind = log_likelihood(job.model, None, tokens[None], blind=null(), **options)
             return likelihoods(job, tokens, needed, options, file, key), blind[0].float().cpu()
 
-    found = cached_features(args.feature_root, key, extract, f"{args.model} {args.pretrained} {args.dataset}")
+    found = cached_features(args, key, extract)
     if is_first():
         for part in journals(file):
             part.unlink()

@@ -34,9 +34,8 @@ def load_splits(job: Job, batches: DataLoader, encode: Encode, kind: str) -> Spl
     towers = "".join(map(fingerprint, (job.model.trained, job.model.untrained)))
     caches = {}
     for split, loader in loaders.items():
-        key = cache_key(towers, loader, split, kind, False, args.device, args.amp) | {"batch_size": args.batch_size}
-        caches[split] = token_cache.load(args.feature_root, key, loader, encode, args.device, args.amp,
-                                         f"{split} tokens")
+        key = cache_key(towers, loader, split, kind, False, args) | {"batch_size": args.batch_size}
+        caches[split] = token_cache.load(key, loader, encode, args)
     count = len(caches["train"])
     if "val" in caches:
         learn = TokenCache([*caches["train"].files, *caches["val"].files])

@@ -16,14 +16,13 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..tables.cells import Cell, floors
+from ..tables.cells import Cells, floors
 from ..tables.paper_tables import averages, tables_of
 from ..tables.scales import Scale
-from .results import Results
 from .sides import Measured, is_captioner, names_of_trainings
 from .verdicts import Finding, Pool, Side, Verdict, compare, decide
 
@@ -40,8 +39,8 @@ class Claim(NamedTuple):
     id: str
     where: str
     text: str
-    left: tuple[Cell, ...]  # empty if the scale has no such row
-    right: tuple[Cell, ...]
+    left: Cells  # empty if the scale has no such row
+    right: Cells
     level: bool = False  # True: left is level with right. False: left is above right
     paper: str = ""  # the paper's numbers
     needs: str = ""  # what a small scale lacks
@@ -98,7 +97,7 @@ def claims_of(name: str, scale: Scale) -> list[Claim]:
 
     Ledgers are corrected separately, as each further claim in a ledger makes all of its verdicts harder to reach.
     """
-    cells = {table: {(c.row, c.column): c for c in of_table()} for table, of_table in tables_of(scale).items()}
+    cells = {table: {(c.row, c.column): c for c in of_table} for table, of_table in tables_of(scale).items()}
     names, found = names_of(scale), []
     labels = {group: [s.label + next(iter(averages(s))) for s in scale.selection
                       if s.subsets[0].startswith("aro/") == (group == "{aro}")] for group in ("{aro}", "{pairs}")}
@@ -131,7 +130,7 @@ def margin_of(claim: Claim, scale: Scale) -> float | None:
 # ---- claims without a verdict
 
 
-def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
+def at_the_floor(measured: Measured, side: Cells) -> str:
     """Return why a side stands on no ground: any of its probes, as another row must not hide one at the floor."""
     for cell in side if side[0].evaluation.task == "linear_probe" else ():
         mine = measured.side((cell,))
@@ -143,7 +142,7 @@ def at_the_floor(measured: Measured, side: tuple[Cell, ...]) -> str:
     return ""
 
 
-def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
+def without_image(measured: Measured, side: Cells) -> str:
     if side[0].evaluation.task != "image_caption_selection" or not is_captioner(side[0].run):
         return ""
     plain, blind = (measured.numbers(tuple(cell._replace(evaluation=cell.evaluation._replace(
@@ -158,13 +157,8 @@ def without_image(measured: Measured, side: tuple[Cell, ...]) -> str:
 # ---- verdicts
 
 
-def measured_of(results: Results, scale: Scale) -> Measured:
-    return Measured(results, scale, (cell for cells in tables_of(scale).values() for cell in cells()))
-
-
-def give_verdicts(claims: Iterable[Claim], results: Results, scale: Scale) -> list[Row]:
+def give_verdicts(claims: Iterable[Claim], measured: Measured) -> list[Row]:
     """Return a verdict on each claim of a ledger."""
-    measured = measured_of(results, scale)
     return together([judged_alone(claim, measured) for claim in claims])
 
 
@@ -209,16 +203,15 @@ def judged_alone(claim: Claim, measured: Measured) -> Row:
     return Row(claim, "", "", finding, margin=margin)
 
 
-def pools_of(rows: Iterable[Row], measured: Measured) -> Iterator[tuple[str, Pool]]:
-    """Yield each pooled standard deviation that a ledger could use, after the name of its rows."""
-    known = set()
+def pools_of(rows: Iterable[Row], measured: Measured) -> dict[Pool, str]:
+    """Return each pooled standard deviation that a ledger could use, with the name of its rows."""
+    found = {}
     for row in rows:
         for side, other in ((row.claim.left, row.claim.right), (row.claim.right, row.claim.left)):
             if side and (one := measured.family(side, other)):
-                if one not in known:
-                    known.add(one)
-                    kind = "captioners" if is_captioner(side[0].run) else "CLIP"
-                    yield f"{side[0].evaluation.task.replace('_', ' ')}, {side[0].evaluation.metric}, {kind}", one
+                kind, evaluation = "captioners" if is_captioner(side[0].run) else "CLIP", side[0].evaluation
+                found.setdefault(one, f"{evaluation.task.replace('_', ' ')}, {evaluation.metric}, {kind}")
+    return found
 
 
 # ---- the page
@@ -232,7 +225,7 @@ def interval(finding: Finding) -> str:
     return "{:+.1f} to {:+.1f}".format(*finding.interval) if finding.interval else ""
 
 
-def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
+def ledger(rows: list[Row], measured: Measured) -> str:
     """Return a ledger as Markdown: judged claims, standard deviations, and the claims that need the paper's scale."""
     from open_clip_mdc.data.markdown import markdown_table
     judged = [row for row in rows if row.verdict != PAPER]
@@ -245,9 +238,8 @@ def ledger(rows: list[Row], results: Results, scale: Scale) -> str:
           f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in judged])
     found = Counter(row.verdict for row in judged)
     page += f"\n\n{len(judged)} claims: {', '.join(f'{found[kind]} {kind}' for kind in KINDS)}.\n"
-    measured = measured_of(results, scale)
     pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}"]
-             for what, one in pools_of(judged, measured)]
+             for one, what in pools_of(judged, measured).items()]
     if pools:
         page += "\n" + markdown_table(["standard deviation over seeds of", "points", "rows", "degrees of freedom"],
                                       pools) + "\n"

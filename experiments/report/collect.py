@@ -14,12 +14,13 @@ from ..commands import Place
 from ..problems import in_one_line, make_parser
 from ..progress import write
 from ..tables import article, between, curves, mcdiffusion, photos, rates
-from ..tables.cells import Cell, floor_cells
+from ..tables.cells import Cell, Numbers, floor_cells
 from ..tables.paper_tables import TABLES, tables_of
 from ..tables.scales import SCALES, Scale, named
 from . import claims, contexts
 from .pages import csv, figure6, markdown, plot, summarise
 from .results import read_results, values
+from .sides import Measured
 
 TITLES = {
     "table1": "Table 1: linear probes", "table2": "Table 2: compositionality, accuracy in %",
@@ -49,25 +50,22 @@ TITLES = {
 }
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition", "fair")
 WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between", "longer")
-DRAWN = {"between": between.plot, "longer": rates.plot, "epochs": photos.plot}  # by seed
+DRAWN = {"between": between.plot, "longer": rates.plot, "epochs": photos.plot, "curves": curves.plot}  # by seed
+NOTES = {"photos": photos.note, "curves": curves.note}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
 
 
 def cells_by_table(scale: Scale, names: Iterable[str]) -> dict[str, list[Cell]]:
-    def cells(name: str, scale: Scale) -> list[Cell]:
-        return tables_of(scale).get(name, list)()
-
-    found = {name: cells(name, scale) for name in names if name in TABLES}
+    found = {name: tables_of(scale).get(name, []) for name in names if name in TABLES}
     if found and not any(found.values()):
         name = next(iter(found))
         raise ValueError(f"{name} has no rows at scale {scale.name}. It has some at "
-                         f"{', '.join(other.name for other in SCALES.values() if cells(name, other))}")
+                         f"{', '.join(other.name for other in SCALES.values() if tables_of(other).get(name))}")
     return found
 
 
-def environments(cells: list[Cell], numbers: list[dict[int, float]], place: Place) -> str:
-    runs = {(cell.run._replace(at=None), seed)
-            for cell, by_seed in zip(cells, numbers, strict=True) for seed in by_seed}
+def environments(numbers: Numbers, place: Place) -> str:
+    runs = {(cell.run._replace(at=None), seed) for cell, by_seed in numbers.items() for seed in by_seed}
     files = (commands.folder(run, seed, place) / "environment.txt" for run, seed in runs)
     found = Counter(" and ".join(file.read_text(encoding="utf-8").splitlines()) for file in files if file.exists())
     known = "; ".join(line if count == len(runs) else f"{line} ({count} of {len(runs)} runs)"
@@ -84,48 +82,45 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
     folder = place.out / "tables"
     (folder / "claims").mkdir(parents=True, exist_ok=True)
     results, pages = read_results(place.out), {}
+    measured = Measured(results, scale)
     seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
     for name in names:
-        rows = []
+        rows, ledger = [], claims.claims_of(name, scale)
+        cells = measured.cells if name in LEDGERS else tables.get(name)
+        commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells or ()), seeds, place)
         if name == "figure3":
             log = place.out / "logs" / "figure3.out"
             page = f"```\n{log.read_text(encoding='utf-8')}```\n" if log.exists() else "missing\n"
         elif name == "figure6":
             page = figure6(scale, place, folder / name)
         elif name in LEDGERS:
-            runs = dict.fromkeys(cell.run for cells in tables_of(scale).values() for cell in cells())
-            commands.check_recipes(scale, runs, seeds, place)
-            rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
-            page = claims.ledger(rows, results, scale)
-        elif not (cells := tables[name]):
+            rows = claims.give_verdicts(ledger, measured)
+            page = claims.ledger(rows, measured)
+        elif not cells:
             page = f"no rows at {scale.name}\n"
         else:
-            commands.check_recipes(scale, dict.fromkeys(cell.run for cell in cells), seeds, place)
             if name not in ("floors", "rates"):  # add pixels and the untrained network, if measured on these images
                 probes = {cell.column: cell.evaluation for cell in cells if cell.evaluation.task == "linear_probe"}
                 cells = [*cells, *(cell for cell in floor_cells(scale, probes) if values(results, scale, cell))]
-            numbers = [values(results, scale, cell) for cell in cells]
-            summaries = [summarise(by_seed.values()) for by_seed in numbers]
+            numbers = {cell: values(results, scale, cell) for cell in cells}
+            summaries = {cell: summarise(by_seed.values()) for cell, by_seed in numbers.items()}
             if name in contexts.LEDGERS:
-                rows = contexts.give_verdicts(claims.claims_of(name, scale), results, scale)
-                page = (contexts.page(results, scale, cells, numbers, rows, folder / name) if name == "contexts" else
-                        contexts.page_of_sentences(results, scale, cells, numbers, rows))
+                rows = contexts.give_verdicts(ledger, measured)
+                page = (contexts.page(measured, numbers, rows, folder / name) if name == "contexts" else
+                        contexts.page_of_sentences(measured, numbers, rows))
             else:
-                page = markdown(cells, summaries)
-                write(folder / f"{name}.csv", csv(cells, summaries))
+                page = markdown(summaries)
+                write(folder / f"{name}.csv", csv(summaries))
             if name in ("between", "longer"):
-                rows = claims.give_verdicts(claims.claims_of(name, scale), results, scale)
-                page += "\n" + claims.ledger(rows, results, scale)
-            page += environments(cells, numbers, place)
+                rows = claims.give_verdicts(ledger, measured)
+                page += "\n" + claims.ledger(rows, measured)
+            page += environments(numbers, place)
             if name.startswith("figure"):
-                PLOTS.get(name, plot)(name, cells, summaries, folder / f"{name}.png")
-            if name == "photos":
-                page += photos.note(cells, numbers)
+                PLOTS.get(name, plot)(name, summaries, folder / f"{name}.png")
+            if name in NOTES:
+                page += NOTES[name](scale, numbers)
             if name in DRAWN:
-                DRAWN[name](cells, numbers, folder / f"{name}.png")
-            if name == "curves":
-                page += curves.note(scale, cells, numbers)
-                curves.plot(scale, cells, numbers, folder / f"{name}.png")
+                DRAWN[name](scale, numbers, folder / f"{name}.png")
         if rows:
             write(folder / "claims" / f"{name}.csv", claims.table(rows, scale))
         write(folder / f"{name}.md", page)

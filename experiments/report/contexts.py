@@ -12,26 +12,28 @@ from pathlib import Path
 from statistics import fmean
 
 from ..tables import contexts as tables
-from ..tables.cells import Cell
-from ..tables.scales import Scale
+from ..tables.cells import Cell, Numbers
 from . import claims
 from .claims import Claim
 from .results import parts
+from .sides import Measured
 from .verdicts import Finding, Side, compare
 
 MARGIN = 0.1  # ratios within a tenth of 1, or of each other, count as level
 LEDGERS = ("contexts", "sentences")
+Values = dict[str, list[float]]  # of images, by name
+Weighed = tuple[float, list[float]]  # a statistic, and the influence of each image
 CHECK = "left gain"  # of the second mention: above 0 where a network predicts better than the other words alone
 
 
-def share(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+def share(values: Values, measure: str) -> Weighed:
     """Return the ratio of second to first of a measure, and the influence of each image."""
     (first, of_first), (second, of_second) = (mean_at(place, values, measure) for place in tables.PLACES)
     ratio = second / first
     return ratio, [(b - ratio * a) / first for a, b in zip(of_first, of_second, strict=True)]
 
 
-def mean_at(place: str, values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+def mean_at(place: str, values: Values, measure: str) -> Weighed:
     """Return the weighted mean of a measure at a place, and the influence of each image."""
     context, _, name = measure.rpartition(" ")
     prefix = context and f"{context}_"
@@ -40,30 +42,30 @@ def mean_at(place: str, values: dict[str, list[float]], measure: str) -> tuple[f
     return mean, [(a - mean * u) / total for a, u in zip(x, w, strict=True)]
 
 
-def fall(values: dict[str, list[float]], measure: str) -> tuple[float, list[float]]:
+def fall(values: Values, measure: str) -> Weighed:
     """Return by how much a measure is lower at the second place, and the influence of each image."""
     (first, of_first), (second, of_second) = (mean_at(place, values, measure) for place in tables.PLACES)
     return first - second, [a - b for a, b in zip(of_first, of_second, strict=True)]
 
 
-def side(results: dict, scale: Scale, cell: Cell, measure: str, statistic) -> Side | None:
+def side(measured: Measured, cell: Cell, measure: str, statistic) -> Side | None:
     """Return a statistic of a measure of a row's runs, with the influence of images. None if none ran."""
     numbers, adds = {}, {}
-    for seed, result in sorted(parts(results, scale, cell)[0].items()):
+    for seed, result in sorted(parts(measured.results, measured.scale, cell)[0].items()):
         items = json.loads((result.path.parent / "items" / result.path.name).read_text(encoding="utf-8"))
         numbers[seed], influence = statistic(items["values"], measure)
         adds[seed] = dict(zip(items["images"], influence, strict=True))
     return Side(numbers, None, adds, frozenset([cell.run])) if numbers else None
 
 
-def against(found: Side | None, value: float, margin: float | None = None, level: bool = False) -> Finding:
+def against(found: Side | None, value: float = 0.0, margin: float | None = None, level: bool = False) -> Finding:
     """Compare a side with a number, as `compare` does with another side."""
     constant = found and Side(dict.fromkeys(found.numbers, value), 0.0, {seed: {} for seed in found.numbers},
                               found.trainings)
     return compare(found, constant, margin, level)
 
 
-def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
+def uses_words(measured: Measured, cell: Cell) -> Finding:
     """Return by how much a row with the words to the left beats the best guess from these words, at a second mention.
 
     The words alone are worth nothing at the first mention. A network that ignores words is below 0 here. Of people's
@@ -71,13 +73,13 @@ def uses_words(results: dict, scale: Scale, cell: Cell) -> Finding:
     """
     if cell.evaluation.task == "sentences":
         left = "" if tables.always_left(cell.row) else "left "
-        return against(side(results, scale, cell, f"{left}blind", fall), 0.0)
-    return against(side(results, scale, cell, CHECK, partial(mean_at, "second")), 0.0)
+        return against(side(measured, cell, f"{left}blind", fall))
+    return against(side(measured, cell, CHECK, partial(mean_at, "second")))
 
 
-def uses_image(results: dict, scale: Scale, cell: Cell) -> Finding:
+def uses_image(measured: Measured, cell: Cell) -> Finding:
     """Return the gain of a row at the first place. Without one, the ratio of both places says nothing."""
-    return against(side(results, scale, cell, "gain", partial(mean_at, "first")), 0.0)
+    return against(side(measured, cell, "gain", partial(mean_at, "first")))
 
 
 CHECKS = {"does not use the other words": uses_words, "gains nothing by the image": uses_image}
@@ -87,7 +89,7 @@ def passes(check: Finding) -> bool:
     return check.interval is not None and check.interval[0] > 0
 
 
-def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[claims.Row]:
+def give_verdicts(ledger: list[Claim], measured: Measured) -> list[claims.Row]:
     """Return the claims of a ledger with their verdicts, corrected together.
 
     A level claim is that a ratio is 1, or that two are equal. A claim has no verdict if one of its rows fails one of
@@ -96,14 +98,14 @@ def give_verdicts(ledger: list[Claim], results: dict, scale: Scale) -> list[clai
     rows, faults = [], {}
     for cell in (cells[0] for claim in ledger for cells in (claim.left, claim.right)):
         if cell.row not in faults:
-            faults[cell.row] = [why for why, check in CHECKS.items() if not passes(check(results, scale, cell))]
+            faults[cell.row] = [why for why, check in CHECKS.items() if not passes(check(measured, cell))]
     for claim in ledger:
-        measured = [(cells[0], cells[0].column.partition(",")[0]) for cells in (claim.left, claim.right)]
-        left, right = (side(results, scale, *one, share) for one in measured)
+        sides = [(cells[0], cells[0].column.partition(",")[0]) for cells in (claim.left, claim.right)]
+        left, right = (side(measured, *one, share) for one in sides)
         margin = MARGIN if claim.level else None
-        one = claim.level and len({(cell.row, measure) for cell, measure in measured}) == 1
+        one = claim.level and len({(cell.row, measure) for cell, measure in sides}) == 1
         finding = against(left, 1.0, margin, level=True) if one else compare(left, right, margin, claim.level)
-        why = next((f"{cell.row} {fault}" for cell, _ in measured for fault in faults[cell.row]
+        why = next((f"{cell.row} {fault}" for cell, _ in sides for fault in faults[cell.row]
                     if finding.difference is not None), "")
         rows.append(claims.Row(claim, "no verdict" if why else "", why, finding, margin=margin))
     return claims.together(rows)
@@ -127,17 +129,16 @@ def verdict_table(ledger: list[claims.Row]) -> str:
           f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in ledger])
 
 
-def read_rows(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
-              measures: tuple[str, ...]) -> Iterator[tuple[Cell, str, dict[str, Finding], list[str]]]:
+def read_rows(measured: Measured, numbers: Numbers,
+              *measures: str) -> Iterator[tuple[Cell, str, dict[str, Finding], list[str]]]:
     """Yield each row in each of its contexts: a cell, the context, its ratios, and its text in a table."""
-    means = {(cell.row, cell.column): fmean(by_seed.values())
-             for cell, by_seed in zip(cells, numbers, strict=True) if by_seed}
-    for cell in cells:
-        if cell.column != "gain, first" or (cell.row, cell.column) not in means:
+    means = {(cell.row, cell.column): fmean(by_seed.values()) for cell, by_seed in numbers.items() if by_seed}
+    for cell, by_seed in numbers.items():
+        if cell.column != "gain, first" or not by_seed:
             continue
-        check, alone = uses_words(results, scale, cell), tables.always_left(cell.row)
+        check, alone = uses_words(measured, cell), tables.always_left(cell.row)
         for context, label in list(tables.CONTEXTS.items())[:1 if alone else None]:
-            ratios = {measure: against(side(results, scale, cell, f"{context}{measure}", share), 0.0)
+            ratios = {measure: against(side(measured, cell, f"{context}{measure}", share))
                       for measure in measures}
             yield cell, label, ratios, [label, *(
                 " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
@@ -145,13 +146,12 @@ def read_rows(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict
                 f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or alone else "", str(check.seeds)]
 
 
-def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
-         ledger: list[claims.Row], path: Path) -> str:
+def page(measured: Measured, numbers: Numbers, ledger: list[claims.Row], path: Path) -> str:
     """Return the table of ratios in both contexts, and the verdicts, as Markdown, and write PATH.png."""
     from open_clip_mdc.data.files import new_file
     from open_clip_mdc.data.markdown import markdown_table
     lines, drawn = [], {}
-    for cell, label, ratios, line in read_rows(results, scale, cells, numbers, ("gain", "gradient", "gap")):
+    for cell, label, ratios, line in read_rows(measured, numbers, "gain", "gradient", "gap"):
         objective = cell.row.partition(", ")[2]
         if cell.block == "r90":
             drawn.setdefault(label, {})[objective] = ratios
@@ -164,11 +164,10 @@ def page(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int,
                         "uses the other words", "seeds"], lines), "", verdict_table(ledger), ""])
 
 
-def page_of_sentences(results: dict, scale: Scale, cells: list[Cell], numbers: list[dict[int, float]],
-                      ledger: list[claims.Row]) -> str:
+def page_of_sentences(measured: Measured, numbers: Numbers, ledger: list[claims.Row]) -> str:
     """Return the ratios of both sentences' gains, and the verdicts, as Markdown."""
     from open_clip_mdc.data.markdown import markdown_table
-    lines = [[cell.row, *line] for cell, _, _, line in read_rows(results, scale, cells, numbers, ("gain",))]
+    lines = [[cell.row, *line] for cell, _, _, line in read_rows(measured, numbers, "gain")]
     return "\n".join([markdown_table(["", "context", "loss a word, first / second", "gain a word, first / second",
                                       "gain, ratio (95 %)", "uses the other words", "seeds"], lines),
                       "", verdict_table(ledger), ""])

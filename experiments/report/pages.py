@@ -4,6 +4,7 @@ Imports at the top are of the standard library alone, as `make -n` runs where no
 """
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,9 @@ class Summary(NamedTuple):
         return f"{self.mean:.1f}" + (f" ± {self.std:.1f}" if self.std is not None else "")
 
 
+Summaries = dict[Cell, Summary | None]
+
+
 def summarise(numbers: Iterable[float]) -> Summary | None:
     numbers = list(numbers)
     if not numbers:
@@ -35,7 +39,7 @@ def summarise(numbers: Iterable[float]) -> Summary | None:
     return Summary(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers))
 
 
-def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
+def markdown(cells: Summaries) -> str:
     """Return a table whose rows and columns have the order of the cells, with the paper's numbers in brackets.
 
     The best number of a column and block is bold and the second italic, as in the paper. Rows and columns without a
@@ -43,16 +47,15 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
     """
     from open_clip_mdc.data.markdown import markdown_table
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
-    summarised = list(zip(cells, summaries, strict=True))
-    ranks: dict[tuple[str, str], list[float]] = {}
-    for cell, summary in summarised:
+    ranks = defaultdict(list)
+    for cell, summary in cells.items():
         if summary and cell.competes:
-            ranks.setdefault((cell.block, cell.column), []).append(round(summary.mean, 1))
+            ranks[cell.block, cell.column].append(round(summary.mean, 1))
     text, empty, absent = {}, set(), set()
-    if any(summaries):
-        empty = set(columns) - {c.column for c, s in summarised if s or c.paper is not None}
-        absent = set(rows) - {c.row for c, s in summarised if s}
-    for cell, summary in summarised:
+    if any(cells.values()):
+        empty = set(columns) - {c.column for c, s in cells.items() if s or c.paper is not None}
+        absent = set(rows) - {c.row for c, s in cells.items() if s}
+    for cell, summary in cells.items():
         shown = str(summary) if summary else "missing"
         if summary and cell.competes:
             others = ranks[cell.block, cell.column]
@@ -63,26 +66,26 @@ def markdown(cells: list[Cell], summaries: list[Summary | None]) -> str:
     table = markdown_table(["", *shown_columns],
                            [[row, *(text.get((row, column), "") for column in shown_columns)]
                             for row in rows if row not in absent])
-    seeds = sorted({s.seeds for s in summaries if s}) or [0]
+    seeds = sorted({s.seeds for s in cells.values() if s}) or [0]
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     outside = sorted({cell.row.rpartition(", ")[2] for cell in cells if cell.row not in absent} & {"CLIP-LB", "CoCa"})
     notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
-             *(["The paper's number is in brackets"] if any(cell.paper is not None for cell in cells) else []),
-             *([f"{' and '.join(outside)} stands outside the comparison"] if outside else []),
-             *([f"Not measured: {', '.join(c for c in columns if c in empty)}"] if empty else []),
-             *([f"Not run: {'; '.join(r for r in rows if r in absent)}"] if absent else [])]
-    return f"{table}\n\n{'. '.join(notes)}.\n"
+             any(cell.paper is not None for cell in cells) and "The paper's number is in brackets",
+             outside and f"{' and '.join(outside)} stands outside the comparison",
+             empty and f"Not measured: {', '.join(c for c in columns if c in empty)}",
+             absent and f"Not run: {'; '.join(r for r in rows if r in absent)}"]
+    return f"{table}\n\n{'. '.join(filter(None, notes))}.\n"
 
 
-def csv(cells: list[Cell], summaries: list[Summary | None]) -> str:
+def csv(cells: Summaries) -> str:
     import pandas as pd
     frame = pd.DataFrame([
         dict(row=c.row, column=c.column, mean=s and s.mean, std=s and s.std, seeds=s.seeds if s else 0, paper=c.paper)
-        for c, s in zip(cells, summaries, strict=True)])
+        for c, s in cells.items()])
     return frame.to_csv(index=False)
 
 
-def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Path) -> None:
+def plot(name: str, cells: Summaries, path: Path) -> None:
     """Draw Figure 4 or 5: a line of what varies, a band for MDC in Figure 4, and dotted lines for the floors."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(5, 3.2), layout="constrained")
@@ -92,7 +95,7 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
     axes.set_xlabel(axis)
     level = {}
     for colour, column in enumerate(dict.fromkeys(cell.column for cell in cells)):
-        points = [(c.row, s) for c, s in zip(cells, summaries, strict=True) if s and c.column == column]
+        points = [(c.row, s) for c, s in cells.items() if s and c.column == column]
         line = [(row.removesuffix(unit).rpartition(" ")[2], s) for row, s in points if row.endswith(unit)]
         level |= {row: s for row, s in points if not row.endswith(unit) and row != "MDC"}
         for s in (s for row, s in points if row == "MDC"):
@@ -109,7 +112,7 @@ def plot(name: str, cells: list[Cell], summaries: list[Summary | None], path: Pa
 
 
 def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
-    rows: dict[str, dict] = {}
+    rows = {}
     for system in systems(scale, captioning):
         path = commands.caption_file(scale, captioning, system, 0, place)
         saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"captions": {}}

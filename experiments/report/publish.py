@@ -8,6 +8,7 @@ archive, such as Figures 3 and 6, stays as it is.
 """
 import csv
 import re
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from .collect import LEDGERS, WITH_CLAIMS, collect
 FOLDER = Path(__file__).parents[1]
 WITHOUT_ARCHIVE = ("figure3", "figure6")
 BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+Rows = list[dict[str, str]]  # of claims.csv
 
 
 def numbers_of(page: str) -> dict[tuple[str, str], str]:
@@ -82,8 +84,7 @@ def from_archive(file: Path, page: str) -> Published:
 
 # ---- RESULTS.md, from claims.csv
 
-
-def read_claims(text: str) -> list[dict[str, str]]:
+def read_claims(text: str) -> Rows:
     return list(csv.DictReader(text.splitlines()))
 
 
@@ -98,7 +99,7 @@ def shown(row: dict[str, str]) -> str:
     return f"{number}, *{row['verdict']}*"
 
 
-def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
+def chosen(rows: Rows, ids: list[str]) -> str:
     from open_clip_mdc.data.markdown import markdown_table
     lines = []
     of = {row["id"]: row for row in rows}
@@ -114,20 +115,20 @@ def chosen(rows: list[dict[str, str]], ids: list[str]) -> str:
     return markdown_table(["claim", "", "paper", *scales], lines) + "\n"
 
 
-def counts(rows: list[dict[str, str]]) -> str:
+def counts(rows: Rows) -> str:
     from open_clip_mdc.data.markdown import markdown_table
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups = defaultdict(list)
     for row in rows:
         kind = "within" if row["verdict"].startswith("within") else row["verdict"]
-        groups.setdefault((row["ledger"], row["id"].partition(".")[0]), []).append(kind)
+        groups[row["ledger"], row["id"].partition(".")[0]].append(kind)
     kinds = [*KINDS, PAPER]
     lines = [[*group, *(str(found.count(kind)) for kind in kinds)] for group, found in groups.items()]
     return markdown_table(["ledger", "scale", *kinds], lines) + "\n"
 
 
-def standing(rows: list[dict[str, str]], which: str) -> str:
+def standing(rows: Rows, which: str) -> str:
     """Return the claims in which the left side (MDC) is better, worse or equal, as a list with all scales."""
-    numbers: dict[tuple[str, str], list[str]] = {}
+    numbers = defaultdict(list)
     for row in rows:
         open_ones = "not resolved", "no verdict", "not run", PAPER
         if row["ledger"] not in ("claims", "compared", "fair") or row["verdict"] in open_ones:
@@ -138,13 +139,13 @@ def standing(rows: list[dict[str, str]], which: str) -> str:
             scale, _, short = row["id"].partition(".")
             claim, _, here = row["claim"].partition(CLAIM_SEPARATOR)
             number, _, verdict = shown(row).rpartition(", ")
-            numbers.setdefault((f"{row['paper']} ({short}). {claim}", verdict), []).append(
+            numbers[f"{row['paper']} ({short}). {claim}", verdict].append(
                 f"{number} in {scale}" + f" [{here}]" * bool(here))
     lines = [f"- {claim}: {', '.join(found)}, {verdict}" for (claim, verdict), found in numbers.items()]
     return "\n".join(lines or ["- no claim so far"]) + "\n"
 
 
-def fill(page: str, rows: list[dict[str, str]]) -> str:
+def fill(page: str, rows: Rows) -> str:
     """Return RESULTS.md with its blocks filled from the claims."""
     def block(match: re.Match) -> str:
         what, *ids = match[1].split()

@@ -1,11 +1,13 @@
 """Collect the measurements of a side of a claim, and of the rows with which it shares a standard deviation."""
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-from ..tables.cells import Cell, Evaluation, Run
+from ..tables.cells import Cell, Cells, Evaluation, Run
+from ..tables.paper_tables import tables_of
 from ..tables.scales import Scale
 from .results import Results, parts, shares, values
 from .verdicts import Pool, Side, pool
@@ -16,19 +18,20 @@ UNBOUNDED = ("Bleu", "CIDEr", "CLIPScore", "macro", "guidance_kl", "div_", "mBLE
 
 
 class Measured:
-    """The results of a scale, by side. `cells` are the candidates for a family."""
+    """The results of a scale, by side."""
 
-    def __init__(self, results: Results, scale: Scale, cells: Iterable[Cell] = ()):
-        self.results, self.scale, self.cells = results, scale, list(cells)
+    def __init__(self, results: Results, scale: Scale):
+        self.results, self.scale = results, scale
+        self.cells = [cell for cells in tables_of(scale).values() for cell in cells]  # candidates for a family
         self.families: dict[tuple, Pool | None] = {}
 
-    def numbers(self, cells: tuple[Cell, ...]) -> dict[int, float]:
+    def numbers(self, cells: Cells) -> dict[int, float]:
         """Return the means of a side by seed, for the seeds that all of its cells have."""
         found = [values(self.results, self.scale, cell) for cell in cells]
         return {seed: statistics.fmean(by_seed[seed] for by_seed in found)
                 for seed in sorted(set.intersection(*map(set, found)))} if cells else {}
 
-    def side(self, cells: tuple[Cell, ...], other: tuple[Cell, ...] = ()) -> Side | None:
+    def side(self, cells: Cells, other: Cells = ()) -> Side | None:
         """Return the measurements of a side. Its family are the rows that were evaluated as it or as `other`."""
         numbers = self.numbers(cells)
         if not numbers:
@@ -56,14 +59,14 @@ class Measured:
                         items[seed][key] = items[seed].get(key, 0.0) + weight * share * (value - mean)
         return Side(numbers, bound, items, trainings(cells), self.family(cells, other))
 
-    def family(self, cells: tuple[Cell, ...], other: tuple[Cell, ...]) -> Pool | None:
+    def family(self, cells: Cells, other: Cells) -> Pool | None:
         if any(cell.evaluation.task == "judge" for cell in cells):
             return None
         wanted = [tuple(measure(cell.evaluation) for cell in side) for side in (cells, other) if side]
         kind, at = is_captioner(cells[0].run), cells[0].run.at
         key = frozenset(wanted), kind, at
         if key not in self.families:
-            rows: dict[Run, dict[int, float]] = {}
+            rows = {}
             for measures in wanted:
                 for run, known in self.by_run.items():
                     if (is_captioner(run), run.at) == (kind, at) and run not in rows and \
@@ -74,10 +77,10 @@ class Measured:
 
     @cached_property
     def by_run(self) -> dict[Run, dict[tuple, Cell]]:
-        found: dict[Run, dict[tuple, Cell]] = {}
+        found = defaultdict(dict)
         for cell in self.cells:
             if not cell.run.untrained:
-                found.setdefault(cell.run, {}).setdefault(measure(cell.evaluation), cell)
+                found[cell.run].setdefault(measure(cell.evaluation), cell)
         return found
 
 
@@ -89,7 +92,7 @@ def is_captioner(run: Run) -> bool:
     return not run.model.startswith("ViT-")
 
 
-def trainings(cells: tuple[Cell, ...]) -> frozenset:
+def trainings(cells: Cells) -> frozenset:
     # Two sides with the same trainings vary together over seeds. The judge compares all systems of a test set in each
     # answer, so that its sides always do.
     return frozenset((cell.evaluation.task, cell.evaluation.datasets) if cell.evaluation.task == "judge"
@@ -98,11 +101,10 @@ def trainings(cells: tuple[Cell, ...]) -> frozenset:
 
 def names_of_trainings(cells: Iterable[Cell]) -> list[str]:
     """Return the names, without seed, of all trainings that the results of cells need."""
-    needed: dict[Run, None] = {}
-    for cell in cells:
-        for run in (cell.run.start, cell.run._replace(at=None), cell.evaluation.guide, cell.evaluation.clipscore):
-            if isinstance(run, Run) and cell.evaluation.task != "judge":
-                needed[run] = None
+    needed = dict.fromkeys(
+        run for cell in cells if cell.evaluation.task != "judge"
+        for run in (cell.run.start, cell.run._replace(at=None), cell.evaluation.guide, cell.evaluation.clipscore)
+        if isinstance(run, Run))
     return [run.name(0).rpartition("--s")[0] for run in needed]
 
 

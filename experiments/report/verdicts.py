@@ -43,6 +43,7 @@ from typing import NamedTuple
 
 LEVEL = 0.05
 PRIOR = 3  # degrees of freedom with which the pooled variance counts
+Part = tuple[float, float]  # a variance, and its degrees of freedom
 
 
 class Side(NamedTuple):
@@ -74,8 +75,8 @@ class Finding(NamedTuple):
     p_within: float | None = None  # of the hypothesis that D is not within the margin
     basis: str = "not run"
     seeds: int = 0  # that both sides have
-    of_seeds: tuple[float, float] | None = None  # variance of D from these seeds, degrees of freedom. None if unknown
-    of_images: tuple[float, float] | None = None  # of one seed alone it includes the seed's interaction with images
+    of_seeds: Part | None = None  # of the error of D. None if unknown
+    of_images: Part | None = None  # of one seed alone it includes the seed's interaction with images
 
 
 class Verdict(NamedTuple):
@@ -123,7 +124,7 @@ def seed_variance(left: Side, right: Side, seeds: Sequence[int]) -> tuple[float,
 # ---- the error over images
 
 
-def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[float, float]] | None:
+def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[Part] | None:
     """Return the variance of D from images without the residual, and its degrees of freedom. Empty for a loss."""
     seeds = [seed for seed in seeds if seed in left.items and seed in right.items]
     if not seeds:
@@ -145,14 +146,14 @@ def item_variance(left: Side, right: Side, seeds: Sequence[int]) -> list[tuple[f
 # ---- together
 
 
-def reach(parts: Sequence[tuple[float, float]], p: float) -> float:
+def reach(parts: Sequence[Part], p: float) -> float:
     """Return the distance from the true D that is exceeded on one side with probability p at most (Banerjee 1960)."""
     from scipy.special import ndtri, stdtrit  # many times faster than scipy.stats
     return math.sqrt(sum(variance * float(stdtrit(freedom, p) if freedom < math.inf else ndtri(p)) ** 2
                          for variance, freedom in parts))
 
 
-def tail(parts: Sequence[tuple[float, float]], distance: float) -> float:
+def tail(parts: Sequence[Part], distance: float) -> float:
     """Return the one-sided p of a distance, the inverse of `reach`. A negative one has 1 minus that of its size."""
     from scipy.optimize import brentq
     if distance <= 0:

@@ -8,7 +8,7 @@
 A run of seed s is guided by the CLIP run of the same seed. That CLIP is trained on the scale's short captions, so that
 in figure8 it has seen the concept. CLIPScore is by the CLIP run of seed s + 1.
 """
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .cells import Cell, Run, caption_cells, captioner, captioning, clip, length_flags
@@ -56,10 +56,9 @@ def masked(scale: Scale) -> Iterator[Cell]:
 
 
 def table7(scale: Scale) -> Iterator[Cell]:
-    if scale.article:
-        yield from guided(scale)
-        yield from regions(scale)
-        yield from masked(scale)
+    yield from guided(scale)
+    yield from regions(scale)
+    yield from masked(scale)
 
 
 def figure8(scale: Scale) -> Iterator[Cell]:
@@ -78,8 +77,6 @@ def figure8(scale: Scale) -> Iterator[Cell]:
 
 
 def figure9(scale: Scale) -> Iterator[Cell]:
-    if not scale.article:
-        return
     rows = {"clean": (), **{f"{name} {severity}": ("--corruption", f"{name}:{severity}") for name in CORRUPTIONS
                             for severity in SEVERITIES}}
     for row, corruption in rows.items():
@@ -91,8 +88,6 @@ def figure9(scale: Scale) -> Iterator[Cell]:
 
 
 def figure10(scale: Scale) -> Iterator[Cell]:
-    if not scale.article:
-        return
     data = scale.data[scale.alt]
     train = f"{data.folder}/{{{{00000..{data.shards - 1:05d}}}}}.tar"
     for objective in ("MDC", "ARC"):
@@ -107,7 +102,7 @@ def figure10(scale: Scale) -> Iterator[Cell]:
 TABLES = {"table7": table7, "figure8": figure8, "figure9": figure9, "figure10": figure10}
 
 
-def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:
+def panels(name: str, cells: Iterable[Cell], points: dict[tuple[str, str], float]) -> list[tuple[str, str, dict]]:
     """Return (x label, y label, points of each line) of the panels of a figure. A missing number is None."""
     rows, columns = (list(dict.fromkeys(getattr(cell, what) for cell in cells)) for what in ("row", "column"))
 
@@ -128,9 +123,9 @@ def panels(name: str, cells: list[Cell], points: dict[tuple[str, str], float]) -
                 if row.startswith(f"{block},")] for block in dict.fromkeys(cell.block for cell in cells)})]
 
 
-def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
+def plot(name: str, summaries: dict, path: Path) -> None:
     from matplotlib.figure import Figure
-    shown = panels(name, cells, {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s})
+    shown = panels(name, summaries, {(c.row, c.column): s.mean for c, s in summaries.items() if s})
     figure = Figure(figsize={"figure8": (8, 3.2), "figure9": (10, 3)}.get(name, (5, 3.2)), layout="constrained")
     all_axes = figure.subplots(1, len(shown), sharey=name == "figure9", squeeze=False)[0]
     for axes, (x, y, lines) in zip(all_axes, shown, strict=True):

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Run, caption_cells, probes, selections
+from .cells import Cell, Numbers, Run, caption_cells, probes, selections
 from .contexts import BETWEEN, of_contexts
 from .curves import draw_bands
 from .scale import Scale
@@ -26,7 +26,7 @@ DRAWN = (GAIN, "shape", "CIDEr", "steps")  # other columns are at 100 %
 
 def between(scale: Scale) -> Iterator[Cell]:
     """Yield what the image tells of a second word, probes, pairs of captions and captions."""
-    for line, points in LINES.items() if "between" in scale.tables else ():
+    for line, points in LINES.items():
         for x, (objective, flags) in points.items():
             row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt)
             measured = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0), **probes(scale),
@@ -36,10 +36,10 @@ def between(scale: Scale) -> Iterator[Cell]:
             yield from caption_cells(scale, row, run, ("CIDEr", "steps"), flags, line, best=())
 
 
-def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     """Draw a panel for each of DRAWN. A block's size and a share of ARC's rows have the same x."""
     ticks = ["\n".join(x) for x in zip(LINES["blocks"], LINES["Mix"], strict=True)]
-    draw_bands(path, dict(zip(DRAWN, DRAWN, strict=True)), LINES, cells, numbers,
+    draw_bands(path, dict(zip(DRAWN, DRAWN, strict=True)), LINES, numbers,
                lambda cell: list(LINES[cell.block]).index(cell.row.split(", ")[1]),
                xlabel="tokens of a block / ARC's share", xticks=range(len(ticks)), xticklabels=ticks)
 

@@ -2,7 +2,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from .scale import Captioning, Scale
+from .scale import Captioning, Flags, Names, Scale
 
 
 class Run(NamedTuple):
@@ -32,9 +32,9 @@ class Evaluation(NamedTuple):
 
     task: str
     root: str  # {data} is the data folder
-    datasets: tuple[str, ...]
+    datasets: Names
     metric: str
-    flags: tuple[str, ...] = ()
+    flags: Flags = ()
     scale: float = 100.0
     weight: str | None = None  # name of a count that weights the data sets in their average. By default all are equal
     sizes: tuple[int, ...] = ()  # test images or cases of each data set, where results do not say it
@@ -51,6 +51,10 @@ class Cell(NamedTuple):
     block: str = ""  # the best of a column is marked in each block
     competes: bool = True  # whether it may be marked as best
 
+
+Trained = tuple[Run, int]  # with its seed
+Cells = tuple[Cell, ...]
+Numbers = dict[Cell, dict[int, float]]  # of each cell, by seed
 
 KL = "KL, 1/1000 nats"  # of guided from unguided predictions, per token
 METRICS = {  # column -> name in clip_benchmark's results, where these differ
@@ -71,12 +75,12 @@ def clip(scale: Scale) -> Run:
     return Run(scale.backbone, scale.alt)
 
 
-def length_flags(scale: Scale, objective: str, length: str | None = None) -> tuple[str, ...]:
+def length_flags(scale: Scale, objective: str, length: str | None = None) -> Flags:
     """Return the flags of the caption length, by default the scale's first. An autoregressive model needs none."""
     return () if objective in ("ARC", "CapPa") else ("--caption_length", length or scale.captioning[0].lengths[0])
 
 
-def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: Captioning | tuple[str, str] | None = None,
+def captioning(scale: Scale, column: str, flags: Flags, where: Captioning | tuple[str, str] | None = None,
                guide: Run | None = None, clipscore: Run | None = None) -> Evaluation:
     """Return the captioning of the scale's test set, or of another (root, data set), by the metric of a column."""
     root, dataset, *_ = where or scale.captioning[0]
@@ -84,7 +88,7 @@ def captioning(scale: Scale, column: str, flags: tuple[str, ...], where: Caption
                       guide=guide, clipscore=clipscore)
 
 
-def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], flags: tuple[str, ...], block: str = "",
+def caption_cells(scale: Scale, row: str, run: Run, columns: Collection[str], flags: Flags, block: str = "",
                   best: Collection[str] | None = None, **where) -> Iterator[Cell]:
     """Yield the cells of a captioning row. Columns in `best` may be marked as best, by default all."""
     for column in columns:
@@ -100,14 +104,14 @@ def probes(scale: Scale) -> dict[str, Evaluation]:
     return {label: probe(one) for label, one in scale.probes.items()} | average
 
 
-def selections(scale: Scale, kind: str = "", flags: tuple[str, ...] = ()) -> dict[str, Evaluation]:
+def selections(scale: Scale, kind: str = "", flags: Flags = ()) -> dict[str, Evaluation]:
     """Return the pairs of right and wrong captions by column. `kind` is "", "_blind" or "_debiased"."""
     return {s.label + kind.replace("_", ", "): Evaluation("image_caption_selection", s.root, s.subsets,
                                                           f"text_acc{kind}", flags, sizes=(s.cases,))
             for s in scale.selection}
 
 
-def floors(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
+def floors(scale: Scale) -> dict[str, tuple[Run, Flags]]:
     """Return the baselines that a probe has to beat: pixels and an untrained network, each with its flags."""
     run = Run(f"MDC-{scale.backbone}", scale.alt, untrained=True)
     return {"pixels": (run, ("--feature", "pixels")), "untrained network": (run, ())}

@@ -42,7 +42,7 @@ def of_contexts(data: str, measure: str, place: str) -> Evaluation:
 
 
 def contexts(scale: Scale) -> Iterator[Cell]:
-    for data in REDUNDANCIES if "contexts" in scale.tables else ():
+    for data in REDUNDANCIES:
         for row, model in BETWEEN.items():
             if row in MAIN or data == "r90":
                 for measure in (context + measure for context in CONTEXTS for measure in MEASURES):
@@ -60,7 +60,7 @@ def always_left(row: str) -> bool:
 def sentences(scale: Scale) -> Iterator[Cell]:
     """Yield what a photograph tells of a sentence that stands first or second, beyond what a blind twin knows."""
     rows = SENTENCES | {f"{row}, equal steps": SENTENCES[row] for row in EQUAL}
-    for row, (objective, epochs) in rows.items() if "sentences" in scale.tables else ():
+    for row, (objective, epochs) in rows.items():
         first = Run(BETWEEN[objective].format(scale.backbone), scale.alt, epochs=epochs, locked=True)
         sighted, flags = (None, ()) if row in SENTENCES else (first._replace(data="again", start=first), EQUAL_FLAG)
         contexts = list(CONTEXTS)[:1] if always_left(row) else CONTEXTS

@@ -6,12 +6,13 @@ Rows are the checkpoints of the runs of Tables 1 and 2 on short captions, and of
 that learns later looks worse at any early checkpoint, so no claim is judged by these curves.
 """
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 
-from .cells import Cell, Run, captioning, length_flags, probes, selections
+from .cells import Cell, Numbers, Run, captioning, length_flags, probes, selections
 from .scale import Scale
 
 OBJECTIVES = {"CLIP": "", "ARC": "ARC-", "MDC": "MDC-", "CapPa": "CapPa-", "MCD": "MCD-"}
@@ -21,7 +22,7 @@ DRAWS = 16  # of MCD's bound. With the default of 1,024 the selection at eight c
 
 def curves(scale: Scale) -> Iterator[Cell]:
     """Yield selection at every checkpoint, and probes and captions at those of `scale.curve`."""
-    for objective, prefix in OBJECTIVES.items() if scale.curve else ():
+    for objective, prefix in OBJECTIVES.items():
         flags = ("--num_samples", str(DRAWS)) if objective == "MCD" else ()
         for epoch in range(1, scale.epochs + 1):
             run = Run(f"{prefix}{scale.backbone}", scale.alt, at=epoch if epoch < scale.epochs else None)
@@ -36,17 +37,16 @@ def curves(scale: Scale) -> Iterator[Cell]:
                 yield Cell(row, column, run, evaluation, block=row.partition(", ")[2])
 
 
-def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
+def images_until(scale: Scale, numbers: Numbers) -> dict[str, str]:
     """Return how many images an objective has seen when it first has `ENOUGH` % on `BOUND`, as a range over seeds."""
-    points: dict[str, list[tuple[int, dict[int, float]]]] = {}
-    for cell, by_seed in zip(cells, numbers, strict=True):
+    points = defaultdict(list)  # of each objective: images, and the numbers by seed
+    for cell, by_seed in numbers.items():
         objective, _, share = cell.row.partition(", ")
         if cell.column == BOUND:
-            images = int(Fraction(share) * scale.epochs) * scale.data[scale.alt].samples
-            points.setdefault(objective, []).append((images, by_seed))
+            points[objective].append((int(Fraction(share) * scale.images), by_seed))
 
     def shown(images: float) -> str:
-        return f"{images:,}" if images < math.inf else f"> {scale.data[scale.alt].samples * scale.epochs:,}"
+        return f"{images:,}" if images < math.inf else f"> {scale.images:,}"
 
     found = {}
     for objective, curve in points.items():
@@ -57,16 +57,15 @@ def images_until(scale: Scale, cells: Iterable[Cell], numbers: Iterable[dict[int
     return found
 
 
-def note(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]]) -> str:
+def note(scale: Scale, numbers: Numbers) -> str:
     from open_clip_mdc.data.markdown import markdown_table
-    samples = scale.data[scale.alt].samples * scale.epochs
-    return (f"\nA whole run: {samples:,} images, {samples // scale.batch:,} steps of {scale.batch}.\n\n" +
+    return (f"\nA whole run: {scale.images:,} images, {scale.images // scale.batch:,} steps of {scale.batch}.\n\n" +
             markdown_table(["", f"images until {ENOUGH:.0f} % of {BOUND}"],
-                             list(images_until(scale, cells, numbers).items())) + "\n")
+                             list(images_until(scale, numbers).items())) + "\n")
 
 
-def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], cells: list[Cell],
-               numbers: list[dict[int, float]], x_of: Callable[[Cell], float], **settings) -> None:
+def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], numbers: Numbers,
+               x_of: Callable[[Cell], float], **settings) -> None:
     """Draw a panel for each column, with the label of its axis, and in it a line for each objective.
 
     A line is the mean over seeds at each x, and its band reaches from the lowest to the highest. Further arguments are
@@ -77,7 +76,7 @@ def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], c
     for axes, (column, label) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
         axes.set(ylabel=label, **settings)
         for number, objective in enumerate(objectives):
-            points = {x_of(cell): by_seed.values() for cell, by_seed in zip(cells, numbers, strict=True)
+            points = {x_of(cell): by_seed.values() for cell, by_seed in numbers.items()
                       if cell.column == column and by_seed and cell.row.startswith(f"{objective},")}
             if points:
                 low, mean, high = ([of(values) for values in points.values()] for of in (min, fmean, max))
@@ -88,8 +87,8 @@ def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], c
     figure.savefig(path, dpi=100)
 
 
-def plot(scale: Scale, cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     columns = {PROBE: "probes, average, %", **{s.label: f"{s.label}, %" for s in scale.selection}, "CIDEr": "CIDEr"}
-    thousands = scale.data[scale.alt].samples * scale.epochs / 1000
-    draw_bands(path, columns, OBJECTIVES, cells, numbers,
-               lambda cell: float(Fraction(cell.row.partition(", ")[2])) * thousands, xlabel="thousands of images seen")
+    draw_bands(path, columns, OBJECTIVES, numbers,
+               lambda cell: float(Fraction(cell.row.partition(", ")[2])) * (scale.images / 1000),
+               xlabel="thousands of images seen")

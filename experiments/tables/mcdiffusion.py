@@ -35,8 +35,6 @@ def clipscore_run(scale: Scale) -> Run | None:
 
 
 def table6(scale: Scale) -> Iterator[Cell]:
-    if not scale.val:
-        return
     for row, run in models(scale).items():
         yield from caption_cells(scale, row, run, COLUMNS, length_flags(scale, row), "all",
                                  clipscore=clipscore_run(scale))
@@ -46,8 +44,6 @@ def table6(scale: Scale) -> Iterator[Cell]:
 
 def figure7(scale: Scale) -> Iterator[Cell]:
     """Yield captions by guidance scale w. No guidance is w = 1 in the usual form, and w = 0 in the printed one."""
-    if not scale.val:
-        return
     objective = "MCD-VQ" if scale.name == "cub" else "MCD"
     cfg, mcs = (captioner(scale, objective, suffix) for suffix in ("-cfg", "-mcs"))
     confident, ancestral = ("--tokens_per_step", "1"), ("--sampler", "ancestral", "--steps", "25")
@@ -63,15 +59,15 @@ def figure7(scale: Scale) -> Iterator[Cell]:
 TABLES = {"table6": table6, "figure7": figure7}
 
 
-def plot(name: str, cells: list[Cell], summaries: list, path: Path) -> None:
+def plot(name: str, summaries: dict, path: Path) -> None:
     from matplotlib.figure import Figure
-    points = {(c.row, c.column): s.mean for c, s in zip(cells, summaries, strict=True) if s}
+    points = {(c.row, c.column): s.mean for c, s in summaries.items() if s}
     figure = Figure(figsize=(13, 3.2), layout="constrained")
     panels = (("CIDEr", "CLIPScore"), ("METEOR", "CLIPScore"), ("B@4", "CLIPScore"), (KL, "CIDEr"))
     for axes, (x, y) in zip(figure.subplots(1, 4), panels, strict=True):
         axes.set(xlabel=f"{x}, guided from plain" if x == KL else x, ylabel=y)
-        for block in dict.fromkeys(cell.block for cell in cells):
-            rows = [row for row in dict.fromkeys(cell.row for cell in cells if cell.block == block)
+        for block in dict.fromkeys(cell.block for cell in summaries):
+            rows = [row for row in dict.fromkeys(cell.row for cell in summaries if cell.block == block)
                     if (row, x) in points and (row, y) in points]
             axes.plot([points[row, x] for row in rows], [points[row, y] for row in rows], marker="o", markersize=3,
                       label=block)

@@ -3,10 +3,11 @@
 A cell knows no seed. A run is trained once for each seed, and collect.py takes the mean and standard deviation over
 seeds. The paper's number stands only in cells with the same training data, network and test data.
 """
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from . import article, between, contexts, curves, mcdiffusion, paper, photos, rates, views
 from .cells import Cell, Evaluation, Run, caption_cells, captioner, captioning, floor_cells, probe, probes
+from .scale import Flags
 from .scales import Captioning, Scale, Selection
 
 
@@ -38,7 +39,7 @@ def averages(selection: Selection) -> dict[str, tuple[str, str | None]]:
     return {", micro": ("", "cases"), ", macro": ("", None)} if len(selection.subsets) > 1 else {"": ("", None)}
 
 
-def scorers(scale: Scale) -> dict[str, tuple[Run, tuple[str, ...]]]:
+def scorers(scale: Scale) -> dict[str, tuple[Run, Flags]]:
     mdc = captioner(scale, "MDC")
     return {
         "CLIP": (captioner(scale, ""), ()),
@@ -65,7 +66,7 @@ def table2(scale: Scale) -> Iterator[Cell]:
                                None if kind or place else known.get(selection.label), competes=not kind)
 
 
-def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, tuple[str, ...]]]:
+def systems(scale: Scale, test: Captioning) -> dict[str, tuple[Run, Flags]]:
     """Return the rows of Table 3 that the LLM judge compares, which are all but CoCa's."""
     def tuned(objective: str) -> Run:
         start = captioner(scale, objective)
@@ -138,7 +139,7 @@ def figure5(scale: Scale) -> Iterator[Cell]:
         yield Cell(f"{scale.data[data].samples:,} pairs", "MDC", Run(f"MDC-{scale.backbone}", data), probe(scale))
 
 
-def decodings(scale: Scale, flag: str, values: Iterable, others: tuple[str, ...] = ()) -> Iterator[Cell]:
+def decodings(scale: Scale, flag: str, values: Iterable, others: Flags = ()) -> Iterator[Cell]:
     for test in scale.captioning:
         run, _ = systems(scale, test)["MDC-" + test.lengths[0]]
         for value in map(str, values):
@@ -161,8 +162,13 @@ TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4
           "lengths": lengths, "steps": steps, **article.TABLES, **mcdiffusion.TABLES, **views.TABLES, **photos.TABLES,
           **contexts.TABLES, **between.TABLES, **rates.TABLES, "curves": curves.curves}
 
+# The field that a scale needs to have a table, if its `tables` do not name it.
+NEEDED = {**dict.fromkeys((*article.TABLES, *views.TABLES), "article"), **dict.fromkeys(mcdiffusion.TABLES, "val"),
+          **dict.fromkeys((*photos.TABLES, *contexts.TABLES, *between.TABLES), "tables"),
+          **dict.fromkeys(("curves", "longer"), "curve")}
 
-def tables_of(scale: Scale) -> dict[str, Callable[[], list[Cell]]]:
-    """Return the tables that a scale has, each as a function that makes its cells."""
-    return {name: lambda cells=cells: list(cells(scale)) for name, cells in TABLES.items()
-            if not scale.tables or name in scale.tables}
+
+def tables_of(scale: Scale) -> dict[str, list[Cell]]:
+    """Return the cells of each table that a scale has."""
+    return {name: list(cells(scale)) for name, cells in TABLES.items()
+            if name in scale.tables or not scale.tables and getattr(scale, NEEDED.get(name, "name"))}

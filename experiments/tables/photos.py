@@ -9,10 +9,10 @@
     epochs       the same few captions many times. Masked diffusion language models keep learning where autoregressive
                  ones overfit (Prabhudesai et al. 2025, arXiv 2507.15857)
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Evaluation, Run, caption_cells, length_flags, probe, selections
+from .cells import Cell, Evaluation, Numbers, Run, caption_cells, length_flags, probe, selections
 from .contexts import BETWEEN
 from .curves import draw_bands
 from .scale import Scale
@@ -39,27 +39,28 @@ EPOCHS = (1, 4, 16, 64)
 BEST = {"MDC": ("--caption_length", "auto"), "ARC": ("--num_beams", "6")}
 
 
-def run_of(scale: Scale, objective: str, locked: bool = True) -> Run:
-    return Run(MODELS[objective].format(scale.backbone), scale.alt, locked=locked)
+def run_of(scale: Scale, objective: str, locked: bool | None = None) -> Run:
+    """Return the run of a row of MODELS. Its encoder is locked, by default unless the scale trains it further."""
+    return Run(MODELS[objective].format(scale.backbone), scale.alt, locked=not scale.free if locked is None else locked)
 
 
 def photos(scale: Scale) -> Iterator[Cell]:
     """Yield each way of decoding on validation photographs, which choose one, and on test photographs."""
-    for test in scale.captioning if "photos" in scale.tables else ():
+    for test in scale.captioning:
         for objective, recipes in RECIPES.items():
             for flags in recipes:
                 yield from caption_cells(
                     scale, f"{test.label}, {objective}, {' '.join(flags).replace('--', '') or 'greedy'}",
-                    run_of(scale, objective, locked=not scale.free), (*QUALITY, "words"), flags,
-                    f"{test.label}, {objective}", QUALITY, where=test)
+                    run_of(scale, objective), (*QUALITY, "words"), flags, f"{test.label}, {objective}", QUALITY,
+                    where=test)
 
 
 def tries(scale: Scale) -> Iterator[Cell]:
     """Yield captions of validation photographs. A run that starts as ARC takes half of its steps so."""
-    for row, (objective, flags) in TRIES.items() if "tries" in scale.tables else ():
-        run = run_of(scale, objective)
+    for row, (objective, flags) in TRIES.items():
+        run = run_of(scale, objective, locked=True)
         if row.endswith("after ARC"):
-            run = run._replace(start=run_of(scale, "ARC")._replace(epochs=0.5))
+            run = run._replace(start=run_of(scale, "ARC", locked=True)._replace(epochs=0.5))
         yield from caption_cells(scale, row, run, (*QUALITY, "words"), flags)
 
 
@@ -69,8 +70,8 @@ def cloze(scale: Scale, metric: str) -> Evaluation:
 
 
 def likelihoods(scale: Scale) -> Iterator[Cell]:
-    for objective in RECIPES if "likelihoods" in scale.tables else ():
-        run = run_of(scale, objective, locked=not scale.free)
+    for objective in RECIPES:
+        run = run_of(scale, objective)
         columns = selections(scale, "_debiased")
         if objective != "blocks of 4":  # they would take 90 minutes of a core
             columns |= {f"hidden word{way.replace('_', ', ')}": cloze(scale, f"choice_acc{way}")
@@ -80,19 +81,19 @@ def likelihoods(scale: Scale) -> Iterator[Cell]:
 
 
 def words(scale: Scale) -> Iterator[Cell]:
-    for kind in KINDS if "words" in scale.tables else ():
+    for kind in KINDS:
         for objective in ("MDC", "Mix", "ARC"):
             for column, metric in (("filled in", "cloze_acc_{}"), ("filled in, blind", "cloze_acc_{}_blind"),
                                    ("choice", "choice_acc_{}"), ("choice, blind", "choice_acc_{}_blind"),
                                    ("majority", "majority_acc_{}")):
                 if objective != "ARC" or not column.startswith("filled"):  # it reads the words to the left only
-                    yield Cell(f"{kind}, {objective}", column, run_of(scale, objective, locked=not scale.free),
+                    yield Cell(f"{kind}, {objective}", column, run_of(scale, objective),
                                cloze(scale, metric.format(kind)), competes=False)
 
 
 def towers(scale: Scale) -> Iterator[Cell]:
     """Yield captions, their likelihood, and probes of the encoder."""
-    for objective in OBJECTIVES if "towers" in scale.tables else ():
+    for objective in OBJECTIVES:
         for name, locked in (("locked", True), ("free", False)):
             run, row, test = run_of(scale, objective, locked), f"{objective}, {name}", scale.captioning[-1]
             yield from caption_cells(scale, row, run, QUALITY, length_flags(scale, objective), where=test)
@@ -103,7 +104,7 @@ def towers(scale: Scale) -> Iterator[Cell]:
 
 def epochs(scale: Scale) -> Iterator[Cell]:
     """Yield captions and the NELBO after few and many epochs."""
-    for objective, flags in BEST.items() if "epochs" in scale.tables else ():
+    for objective, flags in BEST.items():
         for number in EPOCHS:
             run = run_of(scale, objective)._replace(epochs=number)
             row = f"{objective}, {number} epoch{'s' * (number > 1)}"
@@ -112,10 +113,10 @@ def epochs(scale: Scale) -> Iterator[Cell]:
                 "log", "", ("",), "nelbo_per_caption", scale=1.0), competes=False)
 
 
-def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[str, str]:
+def chosen(numbers: Numbers) -> dict[str, str]:
     """Return the row on test photographs of the recipe that is best on validation photographs, by objective."""
     best: dict[str, tuple[float, str]] = {}
-    for cell, by_seed in zip(cells, numbers, strict=True):
+    for cell, by_seed in numbers.items():
         split, objective, recipe = cell.row.split(", ")
         if split == "validation" and cell.column == CHOSEN_BY and by_seed:
             mean = sum(by_seed.values()) / len(by_seed)
@@ -123,15 +124,15 @@ def chosen(cells: Iterable[Cell], numbers: Iterable[dict[int, float]]) -> dict[s
     return {objective: row for objective, (_, row) in best.items()}
 
 
-def note(cells: list[Cell], numbers: list[dict[int, float]]) -> str:
-    rows = chosen(cells, numbers).values()
+def note(scale: Scale, numbers: Numbers) -> str:
+    rows = chosen(numbers).values()
     return "Chosen on validation photographs:\n\n" + "".join(f"- {row}\n" for row in rows) if rows else ""
 
 
-def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     """Draw the columns of `epochs` over the number of epochs."""
-    columns = {cell.column: cell.column for cell in cells if cell.column not in ("B@4", "METEOR")}
-    draw_bands(path, columns, BEST, cells, numbers, lambda cell: cell.run.epochs, xlabel="epochs", xscale="log",
+    columns = {cell.column: cell.column for cell in numbers if cell.column not in ("B@4", "METEOR")}
+    draw_bands(path, columns, BEST, numbers, lambda cell: cell.run.epochs, xlabel="epochs", xscale="log",
                xticks=EPOCHS, xticklabels=EPOCHS)
 
 

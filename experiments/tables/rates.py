@@ -14,7 +14,7 @@ one seed or more, and a verdict from two on. The crossing is stated only if D ch
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cells import Cell, Run, caption_cells, length_flags, probe, probes
+from .cells import Cell, Numbers, Run, caption_cells, length_flags, probe, probes
 from .curves import draw_bands
 from .scale import Scale
 
@@ -44,18 +44,17 @@ def own(scale: Scale) -> Iterator[Cell]:
 
 def longer(scale: Scale) -> Iterator[Cell]:
     """Yield each objective at its own rate, after trainings of several lengths."""
-    images = scale.data[scale.alt].samples * scale.epochs
-    for cell in own(scale) if scale.curve else ():
+    for cell in own(scale):
         objective = cell.row.partition(",")[0]
         for times in RUNS:
-            row = f"{objective}, {images * times:,.0f} images"
+            row = f"{objective}, {scale.images * times:,.0f} images"
             yield cell._replace(row=row, run=cell.run._replace(epochs=times), competes=False)
 
 
-def plot(cells: list[Cell], numbers: list[dict[int, float]], path: Path) -> None:
+def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     """Draw the probes that differ, their average and CIDEr over the length of training."""
     columns = {"Average": "probes, average, %", "shape": "shape, %", "size": "size, %", "CIDEr": "CIDEr"}
-    draw_bands(path, columns, OBJECTIVES, cells, numbers, lambda cell: RUNS.index(cell.run.epochs),
+    draw_bands(path, columns, OBJECTIVES, numbers, lambda cell: RUNS.index(cell.run.epochs),
                xlabel="length of training, in runs", xticks=range(len(RUNS)), xticklabels=RUNS)
 
 

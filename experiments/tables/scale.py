@@ -3,6 +3,9 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+Names = tuple[str, ...]
+Flags = tuple[str, ...]  # words of a command
+
 
 class Place(NamedTuple):
     data: Path
@@ -52,7 +55,7 @@ class Probe(NamedTuple):
 
 class Selection(NamedTuple):
     root: str
-    subsets: tuple[str, ...]
+    subsets: Names
     label: str
     cases: int = 0  # in each subset, where results do not say it
 
@@ -67,8 +70,8 @@ class Captioning(NamedTuple):
     root: str
     dataset: str
     label: str
-    train: str | None
-    lengths: tuple[str, ...]
+    lengths: Names
+    train: str | None = None
     coca: str | None = None  # tag of the pretrained weights that OpenCLIP's CoCa starts from
 
 
@@ -83,8 +86,8 @@ class Tuning(NamedTuple):
 
 class Made(NamedTuple):
     folder: str
-    command: tuple[str, ...]
-    tables: tuple[str, ...] = ()  # the tables that need it, empty for all
+    command: Flags
+    tables: Names = ()  # the tables that need it, empty for all
 
 
 def made(name: str, command: str, *tables: str) -> Made:
@@ -101,16 +104,16 @@ class Scale(NamedTuple):
     warmup: int  # steps, and at most a tenth of all steps
     epochs: int
     workers: int  # per process, or fewer where there are not enough shards
-    train_flags: tuple[str, ...]
-    eval_flags: tuple[str, ...]
+    train_flags: Flags
+    eval_flags: Flags
     alt: str  # key of data: short captions
     long: str  # key of data: long captions
     search: str  # key of data: captions of the search for an interval of t (Table 5)
     selection: tuple[Selection, ...]
     draws: int  # of Monte Carlo, per caption
     captioning: tuple[Captioning, ...]
-    amounts: tuple[str, ...] = ()  # keys of data: subsets of growing size (Figure 5)
-    ratios: tuple[str, ...] = ()  # keys of data on which BERT's masking ratios are compared
+    amounts: Names = ()  # keys of data: subsets of growing size (Figure 5)
+    ratios: Names = ()  # keys of data on which BERT's masking ratios are compared
     probes: dict[str, Probe] = {}  # by label
     probe_root: str = ""
     prepare: tuple[Made, ...] = ()
@@ -123,9 +126,9 @@ class Scale(NamedTuple):
     # learns late which attribute belongs to which object, and before that their captions differ little.
     caption_epochs: int = 1
     val: str = ""  # shards on which the bound is measured, for mcdiffusion.py
-    tables: tuple[str, ...] = ()  # tables and ledgers of this scale, empty for all
+    tables: Names = ()  # tables and ledgers of this scale, empty for all
     image: str = ""  # SOURCE of --pretrained-image for all captioners
-    free: tuple[str, ...] = ()  # flags of runs that train such an encoder further
+    free: Flags = ()  # flags of runs that train such an encoder further
     margin: float = 1.0  # points within which two rows count as level
     cider_margin: float = 1.0  # the same for CIDEr
     void: dict[str, str] = {}  # claims that the scale's data decide, by id, with the reason
@@ -136,6 +139,10 @@ class Scale(NamedTuple):
     @property
     def backbone(self) -> str:  # the backbone of the ablations
         return next(iter(self.backbones))
+
+    @property
+    def images(self) -> int:  # that a run reads
+        return self.data[self.alt].samples * self.epochs
 
 
 CPU = dict(batch=32, workers=1, draws=64, train_flags=("--precision", "fp32"),

@@ -50,8 +50,8 @@ PAPER = Scale(
           for group, subsets in SUGAR_CREPE_GROUPS.items()),
     ),
     draws=1024,
-    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", "coco", ("10", "15", "20"), "laion2b_s13b_b90k"),
-                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", "flickr30k", ("10", "15", "20"))),
+    captioning=(Captioning("{data}/coco", "wds/coco", "MSCOCO", ("10", "15", "20"), "coco", "laion2b_s13b_b90k"),
+                Captioning("{data}/flickr30k", "wds/flickr30k", "Flickr30k", ("10", "15", "20"), "flickr30k")),
     fetch=tuple(("{data}/" + name, KARPATHY.format(name)) for name in ("coco", "flickr30k")),
 )
 
@@ -74,7 +74,7 @@ SCENES = Scale(
     ratios=("short",),
     probes={"16 classes": Probe("wds/probe", 1600)}, probe_root="{out}/data/scenes/probe",
     selection=pairs("{out}/data/scenes/sugarcrepe", SWAPS, 400),
-    captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", None, ("8", "10", "auto")),),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "scenes", ("8", "10", "auto")),),
     prepare=(
         made("scenes", "open_clip_mdc scenes --num-pairs 400"),
         made("captions", f"{TEST_SHARDS} {{out}}/data/scenes/val/00000.tar"),
@@ -111,7 +111,7 @@ FLICKR8K = Scale(
     amounts=("captions-1of6", "captions-2of6", "captions-4of6", "captions"), ratios=("captions",),
     probes={"CIFAR-10": Probe("wds/cifar10", 2000)}, probe_root="{data}/probe/cifar10",
     selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
-    captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", None, ("10", "15", "20", "auto")),),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "Flickr8k", ("10", "15", "20", "auto")),),
     prepare=(
         made("val", "open_clip_mdc prepare shards --val {data}/flickr8k/val/*.tar"),
         made("vq.pt", f"open_clip_mdc vq fit --model MCD-VQ-ViT-Ti-16 --train-data {PHOTOGRAPHS}", "table6"),
@@ -141,8 +141,8 @@ def photos(name: str, base: str, image: str, size: str = "224") -> Scale:
         backbones={f"small-{base}": Backbone(1e-3, 0.1)}, warmup=150, epochs=4,
         alt="captions", long="captions", search="captions",
         selection=pairs("{out}/data/pairs", "swap_att swap_obj replace_att replace_obj replace_rel"),
-        captioning=(Captioning("{out}/data/val", "wds/val", "validation", None, ("10",)),
-                    Captioning("{out}/data/captions", "wds/captions", "test", None, ("10",))),
+        captioning=(Captioning("{out}/data/val", "wds/val", "validation", ("10",)),
+                    Captioning("{out}/data/captions", "wds/captions", "test", ("10",))),
         prepare=(made("val", "open_clip_mdc prepare shards --test {data}/val"), PHOTO_CAPTIONS, PHOTO_PAIRS),
         tables=("photos", "tries", "likelihoods", "words"), image=image, tuning=Tuning(1e-3, 0.1, 64, epochs=2),
         fetch=(("{data}/../probe", PROBES.format("vtab-cifar10", "{data}/../probe/cifar10")),
@@ -162,7 +162,7 @@ FEW = PHOTOS._replace(
     # Only the last epoch is validated. The archived runs were trained in bfloat16.
     train_flags=("--precision", "amp_bf16", *PHOTOS.train_flags[2:], "--val-frequency", "1000"),
     val="{out}/data/val/val/00000.tar",
-    captioning=(Captioning("{out}/data/captions", "wds/captions", "test", None, ("auto",)),),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "test", ("auto",)),),
     prepare=(made("val", "open_clip_mdc prepare shards --val {data}/val"),
              PHOTO_CAPTIONS,
              made("few", "python -m experiments.flickr8k first --shards {out}/data/captions/train/00000.tar")))
@@ -214,7 +214,7 @@ RICH = Scale(
     alt="short", long="long", search="short", ratios=("short",),
     probes=rich_probes(1000), probe_root=f"{RICH_FOLDER}/{{{{dataset_cleaned}}}}",
     selection=pairs(f"{RICH_FOLDER}/sugarcrepe", SWAPS, 400),
-    captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", None, ("auto", "10", "15")),),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "rich scenes", ("auto", "10", "15")),),
     prepare=(made("rich", f"{RICH_SCENES} --num-train 40000 --num-probe 1000 --num-pairs 400 --jobs 2"), RICH_CAPTIONS,
              made("rates", f"{RICH_SCENES} --seed 1 --num-train 1 --num-probe 1000 --num-pairs 1", "rates")),
     rates=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), chosen={"MDC": 1e-3, "ARC": 2e-3},
@@ -241,7 +241,7 @@ CUB = Scale(
     batch=128, warmup=1000, epochs=200, workers=8, seeds=(0,), gpus=8,
     train_flags=("--precision", "amp_bf16", "--beta1", "0.9", "--beta2", "0.96"), eval_flags=(),
     alt="cub", long="cub", search="cub", selection=(), draws=0,
-    captioning=(Captioning("{data}/cub", "wds/cub", "CUB-200", None, ("auto",)),),
+    captioning=(Captioning("{data}/cub", "wds/cub", "CUB-200", ("auto",)),),
     prepare=(made("vq.pt", "open_clip_mdc vq import --model MCD-VQ-ViT-f8-mcs --from {data}/vqgan_gumbel_f8/last.ckpt "
                            "--used {data}/taming_vqvae_2887.pt", "table6", "figure7"),),
     val="{data}/cub/test/0.tar",
@@ -259,7 +259,7 @@ CONTEXTS = Scale(
     alt="r90", long="r90", search="r90", margin=2.0, cider_margin=20.0,
     probes={name: Probe(f"wds/probe-{name}", 1600) for name in ("colour", "shape")},
     probe_root="{out}/data/pairs/{{dataset_cleaned}}", selection=pairs("{out}/data/pairs/sugarcrepe", "swap_att", 400),
-    captioning=(Captioning("{out}/data/captions", "wds/captions", "mentions", None, ("auto",)),),
+    captioning=(Captioning("{out}/data/captions", "wds/captions", "mentions", ("auto",)),),
     prepare=(*contexts.PREPARE,
              made("captions", "open_clip_mdc prepare shards --captions-key captions --test "
                               "{out}/data/r90/val/00000.tar", "between"),

@@ -14,7 +14,7 @@ ROWS = {"MDC": "MDC", "two views, independent masks": "TwoViews", "two views, co
 
 
 def table8(scale: Scale) -> Iterator[Cell]:
-    if not scale.article or scale.caption_epochs % VIEWS:
+    if scale.caption_epochs % VIEWS:
         return
     for row, objective in ROWS.items():
         run = captioner(scale, objective)

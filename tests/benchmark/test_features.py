@@ -2,6 +2,7 @@
 import copy
 import os
 import warnings
+from argparse import Namespace
 from pathlib import Path
 
 import open_clip
@@ -111,12 +112,23 @@ def test_fingerprint_follows_weights_and_settings_only():
     assert fingerprint(torch.nn.Tanh()) != fingerprint(torch.nn.Sigmoid())  # no weights, no settings
 
 
+def on_cpu(amp=False, folder=None):
+    return Namespace(device="cpu", amp=amp, feature_root=folder, model="", pretrained="", dataset="")
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_extracted_features_are_in_order_and_complete(num_workers):
+<<<<<<< HEAD
     model, data = tiny_clip(), Images()
     loader = DataLoader(data, batch_size=4, num_workers=num_workers)
     features, targets = extract_features(model.encode_image, loader, "cpu", amp=False)
     assert torch.allclose(features, model.encode_image(data.images), atol=1e-6)
+=======
+    model, images = tiny_clip(), Images()
+    loader = DataLoader(images, batch_size=4, num_workers=num_workers)
+    features, targets = extract_features(model.encode_image, loader, on_cpu())
+    assert torch.allclose(features, model.encode_image(images.images), atol=1e-6)
+>>>>>>> srcb
     assert not features.requires_grad
     assert targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
 
@@ -125,10 +137,10 @@ def test_features_that_are_not_finite_and_empty_data_are_refused():
     def broken(image):
         return image.flatten(1) / 0
 
-    with pytest.raises(ValueError, match="NaN or infinity: try --no_amp"):
-        extract_features(broken, DataLoader(Images()), "cpu", amp=True)
+    with pytest.raises(ValueError, match="NaN or infinity as features: try --no_amp"):
+        extract_features(broken, DataLoader(Images()), on_cpu(amp=True))
     with pytest.raises(ValueError, match="empty"):
-        extract_features(broken, [], "cpu", amp=False)
+        extract_features(broken, [], on_cpu())
 
 
 def fetch(folder, model, data=None, batch_size=4, split="train", kind="pooled", normalize=False, amp=False):
@@ -140,8 +152,9 @@ def fetch(folder, model, data=None, batch_size=4, split="train", kind="pooled", 
         calls.append(len(image))
         return F.normalize(function(image), dim=-1) if normalize else function(image)
 
-    key = cache_key(fingerprint(model), loader, split, kind, normalize, "cpu", amp)
-    features, targets = cached_features(str(folder), key, lambda: extract_features(encode, loader, "cpu", amp))
+    args = on_cpu(amp, folder)
+    key = cache_key(fingerprint(model), loader, split, kind, normalize, args)
+    features, targets = cached_features(args, key, lambda: extract_features(encode, loader, args))
     return features, targets, len(calls)
 
 
@@ -178,6 +191,7 @@ def test_whatever_changes_the_features_misses_the_cache(tmp_path):
 
 PEAK = """
 import re, sys, torch
+from argparse import Namespace
 from pathlib import Path
 from torch.utils.data import DataLoader
 from clip_benchmark_ext import features
@@ -191,9 +205,10 @@ def peak(bytes, start=None):
 
 rows, key = [(torch.full((2 ** 16,), float(i)), i) for i in range(4)], {"split": "test"}
 loader, size = DataLoader(rows * 256, batch_size=4), 2 ** 28
-features.extract_features(torch.abs, [next(iter(loader))], "cpu", False)
+args = Namespace(device="cpu", amp=False, feature_root=sys.argv[1])
+features.extract_features(torch.abs, [next(iter(loader))], args)
 path, start = features.feature_path(sys.argv[1], key), peak(size)
-features.save_features(path, key, *features.extract_features(torch.abs, loader, "cpu", False, folder=sys.argv[1]))
+features.save_features(path, key, *features.extract_features(torch.abs, loader, args))
 print(peak(size, start))
 start = peak(size)
 found, targets = features.load_features(path, key)
@@ -244,7 +259,7 @@ def test_a_damaged_file_is_extracted_again_with_a_warning(tmp_path, damage):
 
 def test_a_file_under_a_wrong_name_is_not_believed(tmp_path):
     fetch(tmp_path, tiny_clip(seed=1))
-    key = cache_key(fingerprint(tiny_clip()), DataLoader(Images()), "train", "pooled", False, "cpu", False)
+    key = cache_key(fingerprint(tiny_clip()), DataLoader(Images()), "train", "pooled", False, on_cpu())
     next(tmp_path.iterdir()).rename(feature_path(str(tmp_path), key))
     with pytest.warns(UserWarning, match="features of another model or data set"):
         assert fetch(tmp_path, tiny_clip())[2] == 3

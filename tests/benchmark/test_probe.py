@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import open_clip_mdc
 from clip_benchmark_ext import towers
 from clip_benchmark_ext.table import markdown, read_results
-from clip_benchmark_ext.tasks import heads, knn, linear_probe, probe
+from clip_benchmark_ext.tasks import heads, knn, probe
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.towers import patch_tokens, tower
 
@@ -78,7 +78,8 @@ def test_attention_finds_what_the_mean_over_patches_has_lost():
                 3e-3, 0.1, 20, 32, 0, "test")
     assert attentive(test).argmax(1).eq(targets).float().mean() > 0.95
     data = {"train": (tokens.mean(1), labels), "test": (test.mean(1), targets)}
-    assert probe.probe_features(data, -1, linear_probe.Settings(32, 0.1, 20, 0, "cpu", False))[1]["lp_acc1"] < 0.65
+    args = Namespace(batch_size=32, fewshot_lr=0.1, fewshot_epochs=20, seed=0, device="cpu", amp=False)
+    assert probe.probe_features(data, args)[1]["lp_acc1"] < 0.65
 
 
 @torch.no_grad()

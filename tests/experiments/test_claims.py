@@ -29,7 +29,8 @@ def row_of(rows: list[claims.Row], short: str) -> claims.Row:
 
 
 def judged(folder) -> list[claims.Row]:
-    return claims.give_verdicts(claims.claims_of("claims", scales.SCENES), read_results(folder), scales.SCENES)
+    measured = Measured(read_results(folder), scales.SCENES)
+    return claims.give_verdicts(claims.claims_of("claims", scales.SCENES), measured)
 
 
 def test_a_ledger_from_results(tmp_path):
@@ -46,7 +47,7 @@ def test_a_ledger_from_results(tmp_path):
     of_images = sum(1e4 * p * (1 - p) / 1602 for p in (1137 / 1602, 657 / 1602))
     reach = (stats.t.isf(0.025, 2) ** 2 / 3 + stats.norm.isf(0.025) ** 2 * of_images) ** 0.5
     assert wide.finding.interval == pytest.approx((30 - reach, 30 + reach))
-    page = claims.ledger(rows, read_results(tmp_path), scales.SCENES)
+    page = claims.ledger(rows, Measured(read_results(tmp_path), scales.SCENES))
     assert f"| +30.0 | {30 - reach:+.1f} to {30 + reach:+.1f} |" in page
     assert "\n20 claims: 1 shows, 0 contradicts, 0 within, 1 not resolved, 0 no verdict, 18 not run.\n" in page
     assert "| CC12M, ImageNet: MDC above ARC | 54.8 / 54.2 | ImageNet |  |\n" in page

@@ -14,6 +14,7 @@ from experiments.flickr8k import sentence_pairs
 from experiments.mentions import as_trained, predicted_places, visible_tokens
 from experiments.report import claims, contexts
 from experiments.report.results import Result
+from experiments.report.sides import Measured
 from experiments.sentences import LEFT, from_the_left, measure, words_of
 from experiments.tables import between
 from experiments.tables import contexts as tables
@@ -112,7 +113,8 @@ def verdicts(tmp_path, ledger, scale, values_of):
             path = tmp_path / f"{cell.row}--{seed}.json"
             write_items(path, list(range(200)), values_of(cell, seed))
             results.setdefault(key, {})[seed] = Result({}, path)
-    return {row.claim.id: row for row in contexts.give_verdicts(claims.claims_of(ledger, scale), results, scale)}
+    return {row.claim.id: row for row in contexts.give_verdicts(
+        claims.claims_of(ledger, scale), Measured(results, scale))}
 
 
 def judged(tmp_path, **rows):
@@ -153,7 +155,7 @@ def test_between_has_one_network_at_both_ends_of_its_lines_and_draws_them(tmp_pa
     commands = dry_run("contexts", tmp_path, "between")
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) - 2  # CapPa, blocks of 3
     assert len([c for c in claims.claims_of("between", CONTEXTS) if c.left and c.right]) == 10
-    between.plot(cells, [{0: 1.0, 1: 2.0} for _ in cells], tmp_path / "between.png")
+    between.plot(CONTEXTS, {cell: {0: 1.0, 1: 2.0} for cell in cells}, tmp_path / "between.png")
     assert Image.open(tmp_path / "between.png").width == 4 * 300
 
 

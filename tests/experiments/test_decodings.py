@@ -66,3 +66,6 @@ def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, 
     monkeypatch.setattr(decodings, "say", None)  # nothing is said again
     assert run() is None and capsys.readouterr().out == printed
     assert "was made with other arguments" in run("--limit", "2")
+    with tar_writer(tmp_path / "bare.tar") as writer:
+        writer.write({"__key__": "0", "png": png(0)})
+    assert "bare.tar has no image with a KEY.txt" in run("--data", tmp_path / "bare.tar", "--out", tmp_path / "y")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 
+import pytest
 from conftest import REPO, SHARED, needs_data, saved
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
@@ -13,6 +14,12 @@ from experiments import flickr8k
 from open_clip_mdc.data.shards import read_samples, tar_writer
 
 PAIRS_SHA256 = "abd1bee79e642a443e0b9239310391eaf34d1b4108a962a9dfb80816794e2da1"  # of the five files, in order
+
+
+def test_shards_that_are_missing_are_named_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["flickr8k", "pairs", "--shards", str(tmp_path / "0.tar"), "--out", "x"])
+    with pytest.raises(SystemExit, match="^error: .*0.tar: no such shard"):
+        flickr8k.main()
 
 
 def test_captions_are_made_false_by_rule():

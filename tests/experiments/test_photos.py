@@ -81,3 +81,4 @@ def test_the_page_of_captions_waits_until_both_models_are_there(tmp_path):
     printed = dry_run("photos", tmp_path, "photos")
     assert [flags_of(words)["--model"].partition("-")[0] for words in printed if is_training(words)] == ["MDC"]
     assert not any("--html" in words for words in printed)
+    assert any("--html" in words for words in dry_run("photos-unlocked", tmp_path / "unlocked", "photos"))

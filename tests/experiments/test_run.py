@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO, read_json, wait_for
 
-from experiments.progress import Step, run_steps
+from experiments.progress import Step, main, run_steps
 
 HOURS = 7200  # seconds, to end a test that hangs, even on a busy machine
 
@@ -139,6 +139,13 @@ def test_a_step_has_as_many_threads_when_it_is_the_last_one_left(tmp_path, monke
     for left in (1, 3):
         run_steps("training", [Step(f"of{left}-{i}", says) for i in range(left)], tmp_path, 2)
     assert {path.read_text() for path in tmp_path.glob("*.out")} == {"4\n"}
+
+
+def test_what_is_no_command_is_refused_before_another_one_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["progress", "--logs", str(tmp_path / "logs"), "a=true", "b"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "LABEL=COMMAND" in capsys.readouterr().err and not (tmp_path / "logs").exists()
 
 
 def test_a_training_says_in_what_it_was_trained_and_resumed(tmp_path, monkeypatch):

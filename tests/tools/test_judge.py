@@ -1,5 +1,6 @@
 """Claims about the LLM judge, made against a real HTTP server on this machine."""
 import json
+import tarfile
 from collections import Counter
 from itertools import chain, permutations
 from pathlib import Path
@@ -141,6 +142,10 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     arguments = data(2, "x", "y")
     write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
     assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])
+    endless = tarfile.TarInfo("0.png")
+    endless.size = -512  # its next member would be itself
+    (tmp_path / "endless.tar").write_bytes(endless.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+    assert "a size below 0" in failure([*arguments, "--images", str(tmp_path / "endless.tar")])
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
     message = failure(arguments)
     assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message
