@@ -10,7 +10,7 @@ from statistics import mean
 from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parent.parent
-PACKAGE = REPO / "src" / "open_clip_mdc"
+PACKAGE = REPO / "src/open_clip_mdc"
 README_LINES = 120
 SENTENCE = 20  # the most words of a page's mean sentence
 # No docstring begins with these words, as it would be a riddle until one has read the name.

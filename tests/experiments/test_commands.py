@@ -294,10 +294,10 @@ def test_preflight_lists_everything_that_is_missing_at_once(tmp_path, capsys, mo
 def test_preflight_asks_for_no_data_that_is_there_or_not_needed(tmp_path, capsys):
     from experiments import preflight
     (tmp_path / "cc3m").mkdir()
-    (tmp_path / "cc3m" / "00000.tar").touch()
+    (tmp_path / "cc3m/00000.tar").touch()
     for split in ("train", "test"):
-        (tmp_path / "probe" / "imagenet1k" / split).mkdir(parents=True)
-        (tmp_path / "probe" / "imagenet1k" / split / "0.tar").touch()
+        (tmp_path / "probe/imagenet1k" / split).mkdir(parents=True)
+        (tmp_path / "probe/imagenet1k" / split / "0.tar").touch()
     cells = runner.cells_of(scales.PAPER, ["table5"])
     assert preflight.missing(scales.PAPER, ["table5"], cells, [0], place(tmp_path)) == []
     cells = runner.cells_of(scales.SCENES, ["table5"])
@@ -309,7 +309,7 @@ def test_preflight_asks_for_no_data_that_is_there_or_not_needed(tmp_path, capsys
 
 
 def test_the_layout_of_data_is_described():
-    page = (REPO / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    page = (REPO / "docs/reproduce.md").read_text(encoding="utf-8")
     roots = {data.folder for data in scales.PAPER.data.values()}
     roots |= {selection.root for selection in scales.PAPER.selection}
     roots |= {captioning.root for captioning in scales.PAPER.captioning} | {"{data}/probe/imagenet1k"}

@@ -113,16 +113,16 @@ def test_mentions_are_found_where_captions_say_them_and_other_captions_are_refus
 
 
 def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_path, capsys):
-    world, run, out = tmp_path / "world", tmp_path / "run--r90--s0", tmp_path / "results" / "contexts"
+    world, run, out = tmp_path / "world", tmp_path / "run--r90--s0", tmp_path / "results/contexts"
     cli.main(["scenes", "--out", str(world), "--world", "mentions", "--num-train", "8", "--num-val", "5", "--num-probe",
               "1", "--num-pairs", "1"])
     run_folder(run, "MDC-ViT-Ti-8")
-    checkpoint = str(run / "checkpoints" / "epoch_1.pt")
+    checkpoint = str(run / "checkpoints/epoch_1.pt")
 
     def measure(*data):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.argv", ["mentions", "--pretrained", checkpoint, "--name", "r90", "--out", str(out),
-                                       "--data", *(data or [str(world / "val" / "00000.tar")])])
+                                       "--data", *(data or [str(world / "val/00000.tar")])])
             mentions.main()
 
     measure()
@@ -143,4 +143,4 @@ def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_pat
 def plain_shard(tmp_path):
     cli.main(["scenes", "--out", str(tmp_path / "plain"), "--num-train", "8", "--num-val", "2", "--num-probe", "1",
               "--num-pairs", "1"])
-    return str(tmp_path / "plain" / "val" / "00000.tar")
+    return str(tmp_path / "plain/val/00000.tar")

@@ -15,9 +15,9 @@ from experiments.report.claims import COLUMNS
 from experiments.report.collect import LEDGERS
 from experiments.tables import article, mcdiffusion, scales, views
 
-RESULTS = REPO / "experiments" / "results"
+RESULTS = REPO / "experiments/results"
 ARCHIVES = sorted(RESULTS.glob("*.tar.xz"))
-PAGE = REPO / "experiments" / "RESULTS.md"
+PAGE = REPO / "experiments/RESULTS.md"
 CLAIMS = publish.read_claims((RESULTS / "claims.csv").read_text(encoding="utf-8"))
 
 
@@ -128,7 +128,7 @@ def test_pages_are_made_of_an_archive_with_their_claims_and_counts(tmp_path):
     page.write_text("<!-- counts -->\n<!-- end -->\n<!-- better -->\n<!-- end -->\n<!-- claims codes-vit replace -->\n"
                     "<!-- end -->\n")
     rows = list(csv.DictReader(publish.publish(tmp_path).splitlines()))
-    assert (tmp_path / "results" / "mcdiffusion.md").read_text() == (RESULTS / "mcdiffusion.md").read_text()
+    assert (tmp_path / "results/mcdiffusion.md").read_text() == (RESULTS / "mcdiffusion.md").read_text()
     assert [row for row in CLAIMS if row["ledger"] == "mcdiffusion"] == rows
     text = page.read_text()
     assert "| mcdiffusion | scenes | " in text and "- no claim so far" in text

@@ -33,8 +33,8 @@ def test_two_rows_go_from_nothing_to_the_table_and_a_kill_between_them_costs_no_
     command = [sys.executable, "-c", TINY.format(experiments=str(REPO)), "--scale", "scenes",
                "--tables", "table5", "--data", str(scenes), "--out", str(tmp_path), "--seeds", "0", "--jobs", "1",
                "--bin", f"{Path(sys.executable).parent}/"]
-    runs = [tmp_path / "runs" / f"MDC-ViT-Ti-8{t}--short--s0" for t in ("-t0.4-0.9", "")]
-    first, second = (run / "checkpoints" / "epoch_1.pt" for run in runs)
+    runs = [tmp_path / f"runs/MDC-ViT-Ti-8{t}--short--s0" for t in ("-t0.4-0.9", "")]
+    first, second = (run / "checkpoints/epoch_1.pt" for run in runs)
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: (runs[1] / "command.txt").exists() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_the_terminal_shows_how_far_trainings_are_and_not_what_they_say(tmp_path
     shown += process.stderr.read()
     assert process.wait() == 0 and b"Epoch" not in shown and b"100 %" in shown
     assert f"{tmp_path}/logs/".encode() in shown
-    assert "Train Epoch: 1" in (tmp_path / "logs" / "arc.log").read_text()
+    assert "Train Epoch: 1" in (tmp_path / "logs/arc.log").read_text()
 
 
 def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
@@ -113,7 +113,7 @@ def test_what_a_killed_call_left_running_is_waited_for(tmp_path):
 
 
 def test_a_call_that_is_terminated_while_it_waits_behind_a_failed_step_leaves_nothing_running(tmp_path):
-    begun, failed = tmp_path / "pid", tmp_path / "logs" / "a.out"
+    begun, failed = tmp_path / "pid", tmp_path / "logs/a.out"
     waits = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); time.sleep({HOURS})"
     fails = f"import pathlib, sys, time\nwhile not pathlib.Path({str(begun)!r}).exists(): time.sleep(0.01)\nsys.exit(3)"
     call = subprocess.Popen([sys.executable, "-m", "experiments.progress", "--logs", str(tmp_path / "logs"),
@@ -148,10 +148,10 @@ def test_a_training_says_in_what_it_was_trained_and_resumed(tmp_path, monkeypatc
     step = Step("a", [sys.executable, "-c", "", "--device", "cpu"], "the recipe\n", tmp_path / "run")
     for jobs in (2, 2, 1):
         run_steps("training", [step], tmp_path / "logs", jobs)
-    one, two = (tmp_path / "run" / "environment.txt").read_text().splitlines()
+    one, two = (tmp_path / "run/environment.txt").read_text().splitlines()
     assert f", 1 thread, torch {version('torch')}, open_clip_torch 3.3.0, timm " in one
     assert two == one.replace("1 thread", "2 threads")
-    assert (tmp_path / "run" / "command.txt").read_text() == "the recipe\n"
+    assert (tmp_path / "run/command.txt").read_text() == "the recipe\n"
     run_steps("training", [step._replace(command=step.command[:3], folder=tmp_path / "gpu")], tmp_path / "logs", 1)
     assert [path.name for path in (tmp_path / "gpu").iterdir()] == ["command.txt"]
 

@@ -48,7 +48,7 @@ def data(tmp_path):
     def make(count, *names, caption="{name} {i}"):
         (tmp_path / "images").mkdir(exist_ok=True)
         for i in range(count):
-            (tmp_path / "images" / f"{i}.png").write_bytes(png(i))
+            (tmp_path / f"images/{i}.png").write_bytes(png(i))
         files = [write_captions(tmp_path / f"{name}.json",
                                 {str(i): caption.format(name=name, i=i) for i in range(count)}) for name in names]
         return ["judge", "--images", str(tmp_path / "images"), "--out", str(tmp_path / "judge.jsonl"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-COMMITTED_BPE = Path(__file__).parents[2] / "model_configs" / "scenes_bpe.txt.gz"
+COMMITTED_BPE = Path(__file__).parents[2] / "model_configs/scenes_bpe.txt.gz"
 HUES = {"red": 0.0, "yellow": 0.13, "green": 0.37, "blue": 0.63}
 
 

@@ -68,5 +68,5 @@ def test_a_given_word_has_no_map_and_the_image_is_what_the_model_sees(run, folde
     assert article.count('class="given"') == 2 and article.count('class="tile"') == 1
     model = open_clip_mdc.load(run)
     shown = pixels(re.search(r'src="(data:image/png;base64,[^"]+)"', article)[1])
-    own = model.transform(Image.open(folder / "photos" / "a.png"))
+    own = model.transform(Image.open(folder / "photos/a.png"))
     assert shown.shape == (32, 32, 3) and torch.allclose(model.transform(Image.fromarray(shown)), own, atol=0.02)

@@ -137,16 +137,16 @@ def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model
 
 
 def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path, monkeypatch):
-    picture(tmp_path / "page" / "in.png", 3)
+    picture(tmp_path / "page/in.png", 3)
     (tmp_path / "bad.png").write_bytes(b"no image")
     images = [tmp_path / name for name in ("x1.png", "page/in.png", "5.tar", "bad.png")]
-    run("--pretrained", runs / "mdc" / "checkpoints" / "epoch_1.pt", *images, "--length", "3", "--out",
+    run("--pretrained", runs / "mdc/checkpoints/epoch_1.pt", *images, "--length", "3", "--out",
         tmp_path / "plain.jsonl")
     monkeypatch.chdir(tmp_path)  # other spellings of the same images
     images[0] = "x1.png"
-    run("--pretrained", runs / "mdc", *images, "--length", "3", "--html", tmp_path / "page" / "p.html", "--compare",
+    run("--pretrained", runs / "mdc", *images, "--length", "3", "--html", tmp_path / "page/p.html", "--compare",
         tmp_path / "plain.jsonl")
-    text = (tmp_path / "page" / "p.html").read_text()
+    text = (tmp_path / "page/p.html").read_text()
     assert str(tmp_path) not in text and str(runs) not in text
     assert {"x1.png", "in.png", "plain.jsonl"} <= set(Page(text).texts["p"]) and "cannot read the image bad.png" in text
     assert "5.tar::" in text

@@ -27,7 +27,7 @@ RUN = "import sys\nfrom open_clip_mdc import cli\nfrom open_clip_mdc.cli import 
 
 def write_shard(path: Path, scenes: Path, count: int, *added: str) -> None:
     with tar_writer(path) as writer:
-        for sample in islice(read_samples(str(scenes / "train" / "00000.tar")), count):
+        for sample in islice(read_samples(str(scenes / "train/00000.tar")), count):
             texts = [sample["txt"].decode().strip(), *added]
             writer.write({"__key__": sample["__key__"], "png": sample["png"], "txt": "\n".join(texts),
                           "json": json.dumps({"captions": texts})})
@@ -89,7 +89,7 @@ def test_the_page_shows_the_table_and_the_captions_of_each_row(whole):
             "encoder", "random", "pixels", "blind", "floor", "cases"))
         assert f"<th>{row['measure']}{cells}" in page
     for row in ("encoder", "random", "pixels"):
-        said = read_json(whole / "results" / row / "captions" / "data-captioning.json")["captions"]
+        said = read_json(whole / "results" / row / "captions/data-captioning.json")["captions"]
         assert len(said) == 8
         assert all(f'<h2 dir="auto">{escape(printable(one)) or "(no words)"}</h2>' in page for one in said.values())
     assert page.count("<article>") == 8 and page.count("data:image/png") == 8 and str(whole.parent) not in page
@@ -98,12 +98,12 @@ def test_the_page_shows_the_table_and_the_captions_of_each_row(whole):
 def test_the_export_is_the_encoder_with_the_decoder_that_was_measured(whole, runs):
     loaded = open_clip_mdc.load(str(whole / "captioner"))
     unregister()
-    begun, ended = state_of(runs / "arc" / "checkpoints" / "epoch_1.pt"), loaded.model.state_dict()
+    begun, ended = state_of(runs / "arc/checkpoints/epoch_1.pt"), loaded.model.state_dict()
     same = {name for name in begun if torch.equal(ended[name], begun[name])}
     assert tower(begun).keys() <= same < begun.keys()
-    images = [sample["png"] for sample in read_samples(str(whole / "data" / "test" / "0.tar"))]
+    images = [sample["png"] for sample in read_samples(str(whole / "data/test/0.tar"))]
     (whole.parent / "first.png").write_bytes(images[0])
-    said = read_json(whole / "results" / "encoder" / "captions" / "data-captioning.json")
+    said = read_json(whole / "results/encoder/captions/data-captioning.json")
     assert loaded.caption(whole.parent / "first.png", length="auto", repeats="avoid") == [said["captions"]["00000000"]]
     assert sorted(path.name for path in whole.iterdir()) == [
         "captioner", "card.json", "card.jsonl", "data", "index.html", "results"]
@@ -114,21 +114,21 @@ def test_the_export_is_the_encoder_with_the_decoder_that_was_measured(whole, run
 
 def test_a_killed_run_ends_as_the_whole_one_and_its_floors_are_what_they_are_called(argv, whole, runs):
     out = whole.parent / "killed"
-    moment = out / "work" / "pixels" / "checkpoints" / f"epoch_{card.EPOCHS}.pt"
+    moment = out / f"work/pixels/checkpoints/epoch_{card.EPOCHS}.pt"
     killed_when(moment.exists, "-c", RUN, *argv, "--out", str(out))
     assert moment.exists() and not (out / "index.html").exists()
-    found = {row: state_of(out / "work" / row / "checkpoints" / f"epoch_{card.EPOCHS}.pt")
+    found = {row: state_of(out / "work" / row / f"checkpoints/epoch_{card.EPOCHS}.pt")
              for row in ("encoder", "random", "pixels")}
     towers = {row: tower(own) for row, own in found.items()}
     weight = "visual.conv1.weight"
-    assert torch.equal(towers["encoder"][weight], state_of(runs / "arc" / "checkpoints" / "epoch_1.pt")[weight])
+    assert torch.equal(towers["encoder"][weight], state_of(runs / "arc/checkpoints/epoch_1.pt")[weight])
     assert towers["random"].keys() == towers["encoder"].keys()
     assert not torch.equal(towers["random"][weight], towers["encoder"][weight])
     assert towers["pixels"][weight].shape == (768, 3, 32, 32) and not any("resblocks" in x for x in towers["pixels"])
     decoders = [{name: x.shape for name, x in own.items() if name.startswith("text.") and "cross" not in name}
                 for own in found.values()]
     assert decoders[0] == decoders[1] and decoders[0].keys() == decoders[2].keys()
-    kept = times((out / "results" / "random").glob("*.json"))
+    kept = times((out / "results/random").glob("*.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card, "CAPTIONS", FEW)
         assert "begun with another test: give another --out" in complaint_of(*argv, "--test", "0.4", "--out", out)
@@ -181,11 +181,11 @@ def test_an_autoregressive_decoder_chooses_the_words_and_its_card_says_so(argv, 
     write_shard(tmp_path / "few.tar", scenes, 10)
     run_tool([*argv[:2], str(tmp_path / "few.tar"), "--out", str(tmp_path / "arc")])  # of the encoder's own run
     unregister()
-    table = {row["measure"]: row for row in read_json(tmp_path / "arc" / "card.json")["measures"]}
+    table = {row["measure"]: row for row in read_json(tmp_path / "arc/card.json")["measures"]}
     found = metrics(tmp_path / "arc", "encoder", "data-cloze")
     assert table["chosen, colour"]["encoder"] == round(100 * found["choice_acc_colour"], 1)
     assert not any(name.startswith("filled in") or "probe" in name for name in table)
-    assert re.search("ARC-ViT-Ti-8", (tmp_path / "arc" / "index.html").read_text())
+    assert re.search("ARC-ViT-Ti-8", (tmp_path / "arc/index.html").read_text())
 
 
 def test_a_caption_that_names_all_colours_gives_no_pair_of_another_colour():

@@ -44,7 +44,7 @@ def cub(tmp_path) -> Path:
 
 
 def prepare(cub: Path, *flags: str) -> Path:
-    run_tool(["prepare", "cub", "--images", str(cub / "CUB_200_2011" / "images"), "--captions", str(cub / "text_c10"),
+    run_tool(["prepare", "cub", "--images", str(cub / "CUB_200_2011/images"), "--captions", str(cub / "text_c10"),
               "--out", str(cub / "out"), *map(str, flags)])
     return cub / "out"
 
@@ -64,8 +64,8 @@ def texts(path: Path, separator: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("split", ["reed", "official"])
 def test_each_image_gets_its_ten_captions_although_folders_are_spelt_otherwise(cub, split, capsys):
     out = prepare(cub, *(reed(cub) if split == "reed" else ("--split", "official")))
-    train = texts(out / "train" / "00000.tar", CAPTION_SEPARATOR)
-    test = texts(out / "test" / "0.tar", "\n")
+    train = texts(out / "train/00000.tar", CAPTION_SEPARATOR)
+    test = texts(out / "test/0.tar", "\n")
     chosen = {"reed": (0, 1, 2, 3), "official": (0, 2, 4)}[split]
     assert train.keys() == {NAMES[i][1] + ".jpg" for i in chosen}
     assert test.keys() == {name + ".jpg" for i, (_, name) in enumerate(NAMES) if i not in chosen}
@@ -79,11 +79,11 @@ def test_each_image_gets_its_ten_captions_although_folders_are_spelt_otherwise(c
 
 
 def test_missing_captions_images_and_lines_are_named_and_left_out_when_asked(cub, capsys):
-    folder = cub / "text_c10" / "001.Black_Footed_Albatross"
+    folder = cub / "text_c10/001.Black_Footed_Albatross"
     (folder / "Albatross_1.txt").unlink()
     nine = folder / "Albatross_2.txt"
     nine.write_text("".join(nine.read_text().splitlines(keepends=True)[:9]))
-    (cub / "CUB_200_2011" / "images" / "100.Brown_Pelican" / "Pelican_2.jpg").unlink()
+    (cub / "CUB_200_2011/images/100.Brown_Pelican/Pelican_2.jpg").unlink()
     with pytest.raises(SystemExit, match="3 images cannot be used.*--skip-broken"):
         prepare(cub, *reed(cub))
     said = capsys.readouterr().err
@@ -94,4 +94,4 @@ def test_missing_captions_images_and_lines_are_named_and_left_out_when_asked(cub
     assert not (cub / "out").exists()
     out = prepare(cub, *reed(cub), "--skip-broken")
     assert len((out / "left_out.txt").read_text().splitlines()) == 3
-    assert texts(out / "test" / "0.tar", "\n").keys() == {"Pelican_1.jpg"}
+    assert texts(out / "test/0.tar", "\n").keys() == {"Pelican_1.jpg"}

@@ -104,7 +104,7 @@ def test_cached_tensors_keep_their_names_and_bytes(tmp_path):
 def test_a_new_file_replaces_what_a_link_leads_to_and_nothing_that_is_no_file(tmp_path):
     """A link or /dev/null was replaced itself."""
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "there").write_text("old")
+    (tmp_path / "folder/there").write_text("old")
     os.mkfifo(tmp_path / "fifo")
     for name, target in (("link", "folder/there"), ("chain", "link"), ("dangling", "folder/new"), ("pipe", "fifo")):
         (tmp_path / name).symlink_to(target)
@@ -212,7 +212,7 @@ def test_linked_folders_are_followed_once_and_loops_are_cut(tmp_path):
     for name, target in (("more", "../disk"), ("again", "../disk"), ("own/self", "."), ("own/up", "../.."),
                          ("a", "own"), ("gone.jpg", "nowhere")):
         (tmp_path / "D" / name).symlink_to(target)
-    (tmp_path / "disk" / "back").symlink_to("../D")
+    (tmp_path / "disk/back").symlink_to("../D")
     found = [str(path.relative_to(tmp_path / "D")) for path in paths.find_images([str(tmp_path / "D")])]
     assert found == ["again/c.jpg", "gone.jpg", "own/a.jpg", "own/deep/b.jpg"]
     (tmp_path / "links").mkdir()

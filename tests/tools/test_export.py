@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    path = run_folder(folder / "logs" / "run", "MDC-ViT-Ti-8", force_image_size=48, force_context_length=20,
+    path = run_folder(folder / "logs/run", "MDC-ViT-Ti-8", force_image_size=48, force_context_length=20,
                       image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.25, 0.3])
     with (path / "params.txt").open("a") as file:
         file.write("logs: /home/somebody/logs\ntrain_data: /home/somebody/cc12m/{00000..00009}.tar\nlr: 0.0007\n"
@@ -92,11 +92,11 @@ def test_the_open_clip_folder_is_the_captioner_of_the_run(out, model, expected):
 def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_path, monkeypatch):
     """A file that no package has, under a name that no package has."""
     shutil.copytree(out, tmp_path / "own")
-    (tmp_path / "own" / "scenes_bpe.txt.gz").unlink()
-    size = write(tmp_path / "own" / "own_words.txt.gz", ["circle", "square", "zebra"])
-    config = read_json(tmp_path / "own" / "open_clip_config.json")
+    (tmp_path / "own/scenes_bpe.txt.gz").unlink()
+    size = write(tmp_path / "own/own_words.txt.gz", ["circle", "square", "zebra"])
+    config = read_json(tmp_path / "own/open_clip_config.json")
     config["model_cfg"]["text_cfg"]["tokenizer_kwargs"]["bpe_path"] = "own_words.txt.gz"
-    write_json(tmp_path / "own" / "open_clip_config.json", config)
+    write_json(tmp_path / "own/open_clip_config.json", config)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     tokenizer = open_clip_mdc.get_tokenizer(f"local-dir:{tmp_path / 'own'}")
@@ -108,9 +108,9 @@ def test_a_vocabulary_beside_the_weights_is_found_there_from_anywhere(out, tmp_p
     ("mean", ["", 0.5, 0.5]), ("mean", [1e39, 0, 0]), ("std", [0, 1, 1])])
 def test_a_normalization_of_no_use_is_refused(out, tmp_path, name, value):
     shutil.copytree(out, tmp_path / "own")
-    config = read_json(tmp_path / "own" / "open_clip_config.json")
+    config = read_json(tmp_path / "own/open_clip_config.json")
     config["preprocess_cfg"][name] = value
-    write_json(tmp_path / "own" / "open_clip_config.json", config)
+    write_json(tmp_path / "own/open_clip_config.json", config)
     with pytest.raises(ValueError, match=f"its image {name} is .*, not three numbers"):
         open_clip_mdc.load(tmp_path / "own")
 
@@ -205,8 +205,8 @@ def timm_tower(folder):
     config.pop("custom_text")
     captioner = Captioner(**config)
     (folder / "timm_tower").mkdir()
-    save_file(captioner.state_dict(), folder / "timm_tower" / "open_clip_model.safetensors")
-    write_json(folder / "timm_tower" / "open_clip_config.json", {"model_cfg": TIMM_CONFIG, "preprocess_cfg": {}})
+    save_file(captioner.state_dict(), folder / "timm_tower/open_clip_model.safetensors")
+    write_json(folder / "timm_tower/open_clip_config.json", {"model_cfg": TIMM_CONFIG, "preprocess_cfg": {}})
     return folder / "timm_tower"
 
 
@@ -217,7 +217,7 @@ def test_a_timm_encoder_goes_where_it_fits(timm_tower, folder, capsys):
     image = torch.randn(2, 3, 224, 224, generator=seeded(0))
     features, tokens = model.encode_image(image), model.encode_image_tokens(image)
     encoder = timm.create_model(f"local-dir:{folder / 'of_timm'}", pretrained=True).eval()
-    program = torch.export.load(folder / "of_timm" / "encode_image.pt2").module()
+    program = torch.export.load(folder / "of_timm/encode_image.pt2").module()
     with torch.no_grad():
         assert close(encoder(image), features) and close(program(image)[1], tokens)
         assert close(encoder.forward_features(image)[:, encoder.num_prefix_tokens:], tokens)
@@ -232,12 +232,12 @@ def test_a_model_of_regions_goes_to_open_clip_and_torch(tmp_path, capsys, model_
     assert all(f"not exported to {name}: its image tower" in said for name in ("timm", "transformers"))
     patches = side // 2 // 8
     assert f"images of {side} x {side} pixels (5 regions x {patches} x {patches} patches)" in \
-        (tmp_path / "out" / "README.md").read_text().replace("\n", " ")
+        (tmp_path / "out/README.md").read_text().replace("\n", " ")
     image = torch.randn(3, 3, side, side, generator=seeded(0))
     tokens = open_clip_mdc.load(path, device="cpu").encode_image_tokens(image)
     assert torch.equal(open_clip_mdc.load(tmp_path / "out", device="cpu").encode_image_tokens(image), tokens)
     with torch.no_grad():
-        assert close(torch.export.load(tmp_path / "out" / "encode_image.pt2").module()(image)[1], tokens)
+        assert close(torch.export.load(tmp_path / "out/encode_image.pt2").module()(image)[1], tokens)
 
 
 @pytest.mark.usefixtures("trained")
@@ -249,7 +249,7 @@ def test_a_resnet_captioner_is_exported_and_read_again(tmp_path):
     image = torch.rand(1, 3, 224, 224, generator=seeded(0))
     found = open_clip_mdc.load(str(tmp_path / "out"), device="cpu").encode_image(image)
     assert torch.allclose(found, model.encode_image(image), atol=1e-5)
-    assert "224 x 224 pixels" in (tmp_path / "out" / "README.md").read_text()
+    assert "224 x 224 pixels" in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_run_of_random_interpolation_is_exported_with_that_of_its_evaluation(tmp_path):

@@ -78,13 +78,13 @@ def get(out, *argv) -> str | None:
 
 
 def test_a_file_comes_whole_and_is_not_fetched_again(server, tmp_path, capsys):
-    assert get(tmp_path / "new" / "coco") is None
-    assert (tmp_path / "new" / "coco" / "file.zip").read_bytes() == CONTENT
+    assert get(tmp_path / "new/coco") is None
+    assert (tmp_path / "new/coco/file.zip").read_bytes() == CONTENT
     printed = capsys.readouterr().out
     assert "licence: CC BY 4.0" in printed and f"unzip {tmp_path}/new/coco/file.zip" in printed
     asked = len(server.asked)
-    assert get(tmp_path / "new" / "coco") is None and len(server.asked) == asked
-    assert [p.name for p in (tmp_path / "new" / "coco").iterdir()] == ["file.zip"]
+    assert get(tmp_path / "new/coco") is None and len(server.asked) == asked
+    assert [p.name for p in (tmp_path / "new/coco").iterdir()] == ["file.zip"]
 
 
 def test_a_connection_that_breaks_off_resumes_where_it_was(server, tmp_path):

@@ -70,7 +70,7 @@ def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data
 # ---- what is answered ----------------------------------------------------------------------------------------------
 
 # Answers with the letter that each chooses, by kind.
-ANSWERS = json.loads((Path(__file__).parent / "fixtures" / "answers.json").read_text(encoding="utf-8"))
+ANSWERS = json.loads((Path(__file__).parent / "fixtures/answers.json").read_text(encoding="utf-8"))
 CAPTIONS = ["a man riding a wave", "a surfer on a board", "surfer surfer", "two dogs run in the snow"]
 
 
@@ -144,13 +144,13 @@ def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, t
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
     message = failure(arguments)
     assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message
-    (tmp_path / "images" / "1.jpg").write_bytes(png(1))
+    (tmp_path / "images/1.jpg").write_bytes(png(1))
     assert "has 2 images for the id 1" in failure(arguments)
     assert not server.requests and not list(tmp_path.glob("judge*"))
 
 
 def test_what_is_no_image_is_not_sent(server, data, tmp_path):
     arguments = data(1, "x", "y")
-    (tmp_path / "images" / "0.png").write_bytes(b"secret")
+    (tmp_path / "images/0.png").write_bytes(b"secret")
     assert "cannot read the image at byte 0 of" in failure(arguments)
     assert not server.requests

@@ -82,7 +82,7 @@ def test_a_stdout_that_is_closed_or_cannot_say_a_name_ends_no_command(here):
         command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "open_clip_mdc", "prepare", "shards",
                    "--train", ".", "--out", name]
         run(*command, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
-        assert (Path(name) / "train" / "00000.tar").exists()
+        assert (Path(name) / "train/00000.tar").exists()
         shutil.rmtree(name)
 
 

@@ -36,8 +36,8 @@ def place(tmp_path_factory) -> Path:
                 text = odd.get(n, WORDS[n % 5])
                 sample = {"__key__": f"k{i}", "png": png(n), "txt": text, "json": json.dumps({"n": n, "captions": []})}
                 writer.write({name: part for name, part in sample.items() if (n, name) != (6, "txt")})
-                (folder / "images" / f"{n}.png").write_bytes(png(n))
-                rows += [(str(folder / "images" / f"{n}.png"), c) for c in text.split("\x1e") if n != 6]
+                (folder / f"images/{n}.png").write_bytes(png(n))
+                rows += [(str(folder / f"images/{n}.png"), c) for c in text.split("\x1e") if n != 6]
     write_csv(folder / "pairs.csv", [("n", "caption", "image"), *((i, c, path) for i, (path, c) in enumerate(rows))])
     return folder
 
@@ -112,7 +112,7 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
     assert f"{len(best)} captions of" in capsys.readouterr().out
     found = []
     for shard in ("000", "001"):
-        content = members(tmp_path / "kept" / f"{shard}.tar")
+        content = members(tmp_path / f"kept/{shard}.tar")
         for name in content:
             key, suffix = name.split(".")
             if suffix == "json":
@@ -123,7 +123,7 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
     assert sorted(found) == sorted(row[:3] for row in best)
     assert get_dataset_size(f"{tmp_path}/kept/{{000..001}}.tar") == (len({row[:2] for row in best}), 2)
     before = {p: p.read_bytes() for p in (tmp_path / "kept").glob("[!.]*")}
-    (tmp_path / "kept" / "001.tar").unlink()
+    (tmp_path / "kept/001.tar").unlink()
     assert score(place, *argv) is None and {p: p.read_bytes() for p in (tmp_path / "kept").glob("[!.]*")} == before
     complaint = score(place, *argv[:-4], "--top", 0.5, *argv[-2:])
     assert "give another --out-shards" in complaint and "\n" not in complaint
@@ -132,12 +132,12 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
 def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(place, tmp_path):
     """img2dataset calls the first shard of every data set 00000.tar: captions were kept beside others' images."""
     (tmp_path / "x").mkdir()
-    shard = tmp_path / "x" / "000.tar"
+    shard = tmp_path / "x/000.tar"
     shutil.copy(place / "000.tar", shard)
     argv = ("--out", tmp_path / "s", "--top", 1, "--out-shards", tmp_path / "kept", "--blind-images", place / "images")
     assert score(place, "--pairs", shard, *argv) is None
     before = [contents(tmp_path / folder) for folder in ("s", "kept")]
-    table = tmp_path / "s" / "000.parquet"
+    table = tmp_path / "s/000.parquet"
     assert score(place, "--pairs", place / "000.tar", *argv) == (
         f"error: --out: {table} was made of {shard}, not {place}/000.tar: remove it, or choose another folder")
     assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "s2", *argv[2:]) == (
@@ -166,7 +166,7 @@ def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
 def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
     assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top", 1, "--out-shards",
                  tmp_path / "kept") is None
-    content = members(tmp_path / "kept" / "pairs-00000.tar")
+    content = members(tmp_path / "kept/pairs-00000.tar")
     scored = [row for row in tables(tmp_path / "s") if row["debiased"] is not None]
     assert sum(name.endswith("txt") for name in content) == len(scored)
     for row, name in zip(scored, sorted(name for name in content if name.endswith("txt")), strict=True):
@@ -179,7 +179,7 @@ def test_a_pair_whose_name_is_no_utf_8_is_kept(place, tmp_path):
                                            "k.txt": b"two stars"})
     assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
                  "--out-shards", tmp_path / "kept") is None
-    kept = members(tmp_path / "kept" / "a.tar")
+    kept = members(tmp_path / "kept/a.tar")
     assert [kept[name] for name in kept if name.endswith("png")] == [png(1), png(2)]
 
 
@@ -192,7 +192,7 @@ def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
     argv = ("--pairs", tmp_path / "p.csv", "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
             "--out-shards")
     assert score(place, *argv, tmp_path / "kept") is None
-    gif, bmp, jpeg = (data for name, data in members(tmp_path / "kept" / "p-00000.tar").items()
+    gif, bmp, jpeg = (data for name, data in members(tmp_path / "kept/p-00000.tar").items()
                       if name.endswith(("png", "jpg")))
     assert (bmp, jpeg) == (png(1), (tmp_path / "a.jpeg").read_bytes())
     assert gif == encode_png(decode_image(tmp_path / "a.gif"))
@@ -210,7 +210,7 @@ def test_a_unit_is_told_by_the_content_of_its_files(place, tmp_path):
     (tmp_path / "b.csv").write_text(f"image,caption\n{tmp_path}/1.bmp,a star\n")
     make_image(1).save(tmp_path / "1.bmp")
     (tmp_path / "folder").mkdir()
-    make_image(1).save(tmp_path / "folder" / "1.bmp")
+    make_image(1).save(tmp_path / "folder/1.bmp")
     bmp = {n: (make_image(n).save(tmp_path / f"{n}.bmp") or (tmp_path / f"{n}.bmp").read_bytes()) for n in (1, 2)}
     for name, changes, command in (
             ("a.tar", "a.tar", lambda: score(place, "--pairs", tmp_path / "a.tar", "--out", tmp_path / "a", *blind)),
@@ -232,11 +232,11 @@ def test_mean_images_are_told_by_their_pixels(place, tmp_path):
     shutil.copytree(place / "images", tmp_path / "i")
     argv = ("--pairs", place / "000.tar", "--out", tmp_path / "s", "--blind-images", tmp_path / "i")
     assert score(place, *argv) is None
-    (tmp_path / "s" / "000.parquet").rename(tmp_path / "s" / "other.parquet")
+    (tmp_path / "s/000.parquet").rename(tmp_path / "s/other.parquet")
     (tmp_path / "i").rename(tmp_path / "j")
     assert score(place, *argv[:-1], tmp_path / "j", "--batch-size", 7) is None
-    (tmp_path / "s" / "000.parquet").unlink()
-    (tmp_path / "j" / "3.png").write_bytes(png(99))
+    (tmp_path / "s/000.parquet").unlink()
+    (tmp_path / "j/3.png").write_bytes(png(99))
     assert "was made with blind the mean of 40 images" in score(place, *argv[:-1], tmp_path / "j")
 
 

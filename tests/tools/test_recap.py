@@ -22,12 +22,12 @@ def recap(tmp_path) -> Path:
                         f"{key}.json": json.dumps(meta).encode()}
         if shard == 4:
             del content["000040003.jpg"]
-        write_tar(tmp_path / "recap" / f"{shard:05d}.tar", content)
+        write_tar(tmp_path / f"recap/{shard:05d}.tar", content)
     return tmp_path
 
 
 def draw(recap: Path, pairs: int, out: str = "out", *flags) -> Path:
-    tool("recap", "--shards", recap / "recap" / "{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
+    tool("recap", "--shards", recap / "recap/{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
     return recap / out
 
 
@@ -60,12 +60,12 @@ def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(
         meta = {"key": f"k{i}", "caption": f"A long text\nabout {i}.", "org_caption": "alt text"}
         content |= {f"k{i}.jpg": make_image(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
                     f"k{i}.json": json.dumps(meta).encode()}
-    write_tar(tmp_path / "recap" / "0.tar", content)
-    tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
+    write_tar(tmp_path / "recap/0.tar", content)
+    tool("recap", "--shards", tmp_path / "recap/0.tar", "--pairs", 3, "--out", tmp_path / "out")
     printed = capsys.readouterr().out
     assert "1 of 1 shards have no re_caption in any KEY.json" in printed
     assert "1 sample left out: no re_caption" in printed
-    written = members(tmp_path / "out" / "00000.tar")
+    written = members(tmp_path / "out/00000.tar")
     assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
         f"A long text about {i}." for i in range(3)]
 
@@ -91,7 +91,7 @@ def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
 def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
     whole = contents(draw(recap, 22, "whole"))
     assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
-    (recap / "whole" / "00003.tar").unlink()
+    (recap / "whole/00003.tar").unlink()
     kept = times((recap / "whole").glob("*.tar"))
     assert contents(draw(recap, 22, "whole")) == whole
     assert times(kept) == kept

@@ -30,14 +30,14 @@ def place(tmp_path_factory) -> Path:
                         ("clip", "ViT-Ti-8"), ("mix", "Mix-ViT-Ti-8-arc25"), ("concept", "Concept-ViT-Ti-8"),
                         ("lstm", "ARC-ViT-Ti-8-lstm")):
         write_run(folder / alias, open_clip.create_model(name).state_dict(), model=name)
-    weights = (folder / "mdc" / "checkpoints" / "epoch_1.pt").read_bytes()
+    weights = (folder / "mdc/checkpoints/epoch_1.pt").read_bytes()
     for name in ("unknown", "nameless", "norun"):
         (folder / name / "checkpoints").mkdir(parents=True)
     for name, size in (("bare.pt", None), ("cut.pt", 5000), ("unknown/checkpoints/epoch_1.pt", None)):
         (folder / name).write_bytes(weights[:size])
-    torch.save({"state_dict": {}}, folder / "nameless" / "checkpoints" / "epoch_1.pt")
+    torch.save({"state_dict": {}}, folder / "nameless/checkpoints/epoch_1.pt")
     for i in range(34):
-        picture(folder / "images" / f"{i}.png", i, 32)
+        picture(folder / f"images/{i}.png", i, 32)
     rows = "".join(f"{folder}/images/{i}.png\ta dog\n" for i in range(34))
     (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
     (folder / "cut.csv.gz").write_bytes(gzip.compress(rows.encode())[:40])
@@ -47,10 +47,10 @@ def place(tmp_path_factory) -> Path:
     (folder / "cut.tar").write_bytes((folder / "0.tar").read_bytes()[:700])
     for name in ("0.tar", "1.tar"):
         shutil.copy(folder / "0.tar", folder / "sized" / name)
-    with tar_writer(folder / "wds" / "test" / "0.tar") as writer:
+    with tar_writer(folder / "wds/test/0.tar") as writer:
         for i in range(2):
             writer.write({"__key__": str(i), "png": png(0, 32), "txt": "a star"})
-    (folder / "wds" / "train").symlink_to(folder / "wds" / "test")
+    (folder / "wds/train").symlink_to(folder / "wds/test")
     yield folder
     unregister()
 

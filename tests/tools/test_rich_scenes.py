@@ -160,7 +160,7 @@ def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_pat
             wrong += sample["txt"] != clean[name]["txt"]
             assert 5 <= len(clip.encode(sample["txt"].decode())) <= 38
         assert (0.3 * len(noisy) < wrong < 0.7 * len(noisy)) if split.startswith("train") else wrong == 0
-    assert len(read_json(root / "train" / "sizes.json")) == 8
+    assert len(read_json(root / "train/sizes.json")) == 8
 
 
 def test_many_processes_write_the_same_bytes(root, tmp_path):
@@ -204,7 +204,7 @@ def test_a_probe_asks_for_one_property_and_the_others_vary(root, name, classes):
 def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
     words = rich_world.caption_words()
     bpe.write(tmp_path / "made", words)
-    committed = REPO / "model_configs" / "rich_bpe.txt.gz"
+    committed = REPO / "model_configs/rich_bpe.txt.gz"
     assert gzip.decompress((tmp_path / "made").read_bytes()) == gzip.decompress(committed.read_bytes())
     clip, small = SimpleTokenizer(), SimpleTokenizer(bpe_path=str(committed))
     assert all(len(tokenizer.encode(word)) == 1 for word in words for tokenizer in (clip, small))
@@ -212,5 +212,5 @@ def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code
         texts = rich_world.captions(scene, rng)
         assert {*rich_world.words(texts["caption"]), *rich_world.words(texts["long_caption"])} <= set(words)
     for name in ("ViT-Ti-8-rich", "ViT-S-16-128"):
-        config = read_json(REPO / "model_configs" / f"{name}.json")
+        config = read_json(REPO / f"model_configs/{name}.json")
         assert config["text_cfg"]["vocab_size"] == small.vocab_size

@@ -112,7 +112,7 @@ def test_no_image_is_in_two_splits(root):
 
 @pytest.mark.parametrize("task", ["swap_att", "swap_obj", "replace_rel"])
 def test_clip_benchmark_reads_the_pairs_as_sugarcrepe(root, task):
-    rows = read_json(root / "sugarcrepe" / f"{task}.json")
+    rows = read_json(root / f"sugarcrepe/{task}.json")
     assert list(rows) == [str(i) for i in range(SMALL["num_pairs"])]
     assert all(set(row) == {"filename", "caption", "negative_caption"} for row in rows.values())
     dataset = clip_benchmark_datasets.build_dataset(
@@ -164,7 +164,7 @@ def test_a_process_that_is_killed_is_one_line_and_leaves_nothing(tmp_path, monke
 
 
 def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_path, capsys):
-    out = tmp_path / "deeper" / "scenes"
+    out = tmp_path / "deeper/scenes"
     cli.main([
         "scenes", "--out", str(out), "--size", "40", "--objects", "3", "--sizes", "--seed", "7", "--num-train", "20",
         "--num-val", "3", "--num-probe", "2", "--num-pairs", "2"])
@@ -191,7 +191,7 @@ def test_masks_say_the_shape_under_each_pixel_and_change_nothing_else(tmp_path, 
 
     classes = added["masks/classnames.txt"].decode().split("\n")
     images = {name: np.asarray(Image.open(io.BytesIO(data)))
-              for name, data in members(tmp_path / "masked" / "masks" / "test.tar").items()}
+              for name, data in members(tmp_path / "masked/masks/test.tar").items()}
     seen, places = set(), np.meshgrid(*[(np.arange(64) + 0.5) / 64] * 2)
     for index in range(12):
         scene = scenes.WORLDS[type(world)].draw_scene(world, world.rng("masks-test", index))

@@ -61,7 +61,7 @@ def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     assert re.findall(r"^    ([a-z-]+)\b", text, re.MULTILINE) == list(tools.TOOLS)
     assert set(re.findall(r"--[a-z-]+", text)) == {"--help", "--version"}
     for name in tools.TOOLS:
-        module = (REPO / "src" / "open_clip_mdc" / "cli" / f"{name.replace('-', '_')}.py").read_text()
+        module = (REPO / f"src/open_clip_mdc/cli/{name.replace('-', '_')}.py").read_text()
         sources = {"prepare": ("coco", "shards"), "vq": ("fit", "import")}.get(name)
         known = set().union(*(flags(name, source) for source in sources)) if sources else flags(name)
         examples = re.findall(rf"open_clip_mdc {name} .*", module.split('"""')[1])

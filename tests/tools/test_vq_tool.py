@@ -136,7 +136,7 @@ def test_workers_change_no_image_that_is_trained_on(scenes):
 
 # ---- taming-transformers' checkpoints, by their names
 
-SHAPES = Path(__file__).parent / "fixtures" / "taming.json"
+SHAPES = Path(__file__).parent / "fixtures/taming.json"
 TAMING = VQCfg(codes=5, channels=(32, 32, 64, 64), layers=2, latent=8, attention_levels=(3,))
 
 
