@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from clip_benchmark.datasets.builder import build_dataset
-from conftest import complaint_of, members, png, read_json, write_json, write_tar
+from conftest import members, png, read_json, write_json, write_tar
 from open_clip_train.data import get_dataset_size
 from scipy.stats import chisquare
-from shard_files import ENDINGS, make_image, texts, tool
+from shard_files import ENDINGS, make_image, samples, texts, tool
 from training import pipeline
 
 from experiments.lengths import read_captions
@@ -51,13 +51,12 @@ def prepared(coco) -> Path:
 def test_every_image_is_there_byte_for_byte_with_all_its_captions_and_restval_is_trained_on(prepared):
     assert sorted(p.name for p in prepared.iterdir()) == ["dataset_type.txt", "test", "train", "val"]
     for folder, indices in (("train", range(8)), ("val", (8, 9))):
-        content = members(prepared / folder / "00000.tar")
-        assert len(content) == 3 * len(indices)
-        for place, i in enumerate(indices):
-            key = f"{place:08d}"
-            assert content[f"{key}.{'png' if i == 7 else 'jpg'}"] == make_image(i, "png" if i == 7 else "jpeg")
-            assert content[f"{key}.txt"].decode() == CAPTION_SEPARATOR.join(texts(i))
-            assert json.loads(content[f"{key}.json"]) == {"filename": f"COCO_{i:012d}.jpg", "captions": texts(i)}
+        content = samples(prepared / folder / "00000.tar")
+        assert list(content) == [f"{place:08d}" for place in range(len(indices))]
+        for sample, i in zip(content.values(), indices, strict=True):
+            assert json.loads(sample.pop("json")) == {"filename": f"COCO_{i:012d}.jpg", "captions": texts(i)}
+            image = {"png": make_image(i, "png")} if i == 7 else {"jpg": make_image(i, "jpeg")}
+            assert sample == image | {"txt": CAPTION_SEPARATOR.join(texts(i)).encode()}
 
 
 def test_the_printed_patterns_are_shards_whose_size_openclip_finds(coco, capsys, monkeypatch):
@@ -84,7 +83,7 @@ def test_flickr_has_no_subfolders(tmp_path, capsys):
     write_json(tmp_path / "f.json", rows)
     tool("flickr8k", "--images", tmp_path, "--annotations", tmp_path / "f.json", "--out", tmp_path / "out")
     assert members(tmp_path / "out/test/0.tar")["00000000.txt"] == b"a dog"
-    assert "--dataset wds/out" in capsys.readouterr().out and not (tmp_path / "out/train").exists()
+    assert capsys.readouterr().out.startswith("1 image: --dataset wds/out") and not (tmp_path / "out/train").exists()
 
 
 def test_images_that_cannot_be_used_stop_it_or_are_left_out_and_listed(coco, capsys):
@@ -196,18 +195,12 @@ def test_a_table_of_that_very_name_is_read_and_its_own_column_says_where_images_
 
 
 def test_captions_are_found_where_img2dataset_and_clip_benchmark_write_them(tmp_path):
-    for name, content in (
-            ("json", {"0.jpg": make_image(0), "0.json": b'{"caption": "a red\\nsquare"}', "0.txt": b"x"}),
-            ("lines", {"0.jpg": make_image(0), "0.txt": b"a red square\n\n a star \n"})):
-        write_tar(tmp_path / f"{name}.tar", content)
+    for name, text, content in (
+            ("json", b"a red square", {"0.json": b'{"caption": "a red\\nsquare"}', "0.txt": b"x"}),
+            ("lines", b"a red square\x1ea star", {"0.txt": b"a red square\n\n a star \n"})):
+        write_tar(tmp_path / f"{name}.tar", {"0.jpg": make_image(0), **content})
         tool("shards", "--train", tmp_path / f"{name}.tar", "--out", tmp_path / name)
-        content = members(tmp_path / name / "train/00000.tar")
-        assert content["00000000.txt"].decode() == {"json": "a red square", "lines": "a red square\x1ea star"}[name]
-    write_tar(tmp_path / "other.tar", {"0.jpg": make_image(0), "0.json": b'{"alt": "a star", "url": "x"}'})
-    for flags in ((), ("--captions-key", "text")):
-        complaint = complaint_of("prepare", "shards", "--train", tmp_path / "other.tar", *flags, "--out",
-                                 tmp_path / "no")
-        assert "no captions" in complaint and "keys of the JSON: alt, url" in complaint, complaint
+        assert members(tmp_path / name / "train/00000.tar")["00000000.txt"] == text
 
 
 def test_many_broken_images_end_the_work_before_all_are_read(capsys):

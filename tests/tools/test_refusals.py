@@ -42,6 +42,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "pairs.csv").write_text(f"filepath\ttitle\n{rows}")
     (folder / "cut.csv.gz").write_bytes(gzip.compress(rows.encode())[:40])
     (folder / "nothing").mkdir()
+    (folder / "link.csv").symlink_to("mine.csv")
     with tar_writer(folder / "0.tar") as writer:
         writer.write({"__key__": "a", "png": png(0, 32), "txt": "a star", "json": "{}"})
     (folder / "cut.tar").write_bytes((folder / "0.tar").read_bytes()[:700])
@@ -67,6 +68,11 @@ def rows() -> list:
     return found
 
 
+def state() -> set:
+    """The paths of the working directory, and when files were written."""
+    return {(path, path.is_file() and path.stat().st_mtime_ns) for path in Path().rglob("*")}
+
+
 def refuse(program: str, argv: list[str]) -> None:
     if program == "open_clip_train":
         train.main(argv)
@@ -88,7 +94,7 @@ def test_a_wrong_command_is_refused_in_one_line(program, argv, named, place, mon
         # Its module is imported before OpenCLIP's function is replaced, or it would keep what stands for it.
         for place_of in ("open_clip_train.main", "open_clip"):
             monkeypatch.setattr(f"{place_of}.create_model_and_transforms", lambda *a, **k: pytest.fail("a model"))
-    before = set(place.rglob("*"))
+    before = state()
     with pytest.raises(SystemExit) as end:
         refuse(program, argv)
     said = capsys.readouterr().err.strip()
@@ -96,6 +102,6 @@ def test_a_wrong_command_is_refused_in_one_line(program, argv, named, place, mon
     assert end.value.code == 2 and named in line, said
     assert "Traceback" not in said and "[Errno" not in line and len(line) < 700, line
     assert all(row.startswith("  ") for row in line.splitlines()[1:]), line  # a list, announced by the first line
-    left = {path for path in set(place.rglob("*")) - before if path.name not in (
+    left = {path for path, _ in state() - before if path.name not in (
         "tables", "captions", "pairs") and path.suffix != ".pyc"}
     assert not left, left
