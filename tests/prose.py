@@ -65,7 +65,7 @@ def present() -> dict[str, set[str]]:
     """Return the files of each folder of the package. Those of cli/ are a file a command."""
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        folder = "" if path.parent == PACKAGE else path.parent.name
+        folder = path.parent.relative_to(PACKAGE).name
         if not path.stem.startswith("__") and folder != "cli":
             found.setdefault(folder, set()).add(path.stem)
     return found

@@ -28,6 +28,7 @@ def test_captions_are_made_false_by_rule():
     assert pairs.swap("a black dog by a white one", pairs.COLOURS) == "a white dog by a black one"
     assert pairs.swap("a black and white dog", pairs.COLOURS) is None
     assert pairs.negatives("two people talk", "", random.Random(0)) == {}
+    assert pairs.replace("a red car", ["red", "blue"], "red and blue", random.Random(0)) is None  # all are named
 
 
 def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
