@@ -57,6 +57,17 @@ def hue_name(pixels):
     return min(HUES, key=lambda name: min(abs(hue - HUES[name]), 1 - abs(hue - HUES[name])))
 
 
+def check_colours(image, objects):
+    """Assert that the named colours are where the objects are and nowhere else."""
+    pixels, colour = np.asarray(image), coloured(image)
+    y, x = (np.indices(colour.shape) + 0.5) / image.width
+    for item in objects:
+        inside = np.hypot(x - item["x"], y - item["y"]) <= item["radius"] + 1 / image.width
+        assert hue_name(pixels[inside & colour]) == item["colour"]
+        colour[inside] = False
+    assert not colour.any()
+
+
 def coloured(image):
     """[H, W], True where a pixel is no grey: the background's noise is grey."""
     pixels = np.asarray(image).astype(int)

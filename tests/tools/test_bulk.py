@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, contents, json_lines, killed_when, png, run_folder, times, wait_for
+from conftest import (
+    complaint_of,
+    contents,
+    json_lines,
+    killed_when,
+    picture,
+    png,
+    run_folder,
+    run_tool,
+    times,
+    wait_for,
+)
 from PIL import Image
 
-from open_clip_mdc import cli
-from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration.pretrained import load
 
@@ -79,16 +88,6 @@ def test_features_are_those_of_the_python_api_and_a_layers_go_into_a_folder_of_t
         same_layer = ("--kind", kind, "--layer", -model.model.tower.num_layers)
         assert run("embed", place, *argv[:-2], *same_layer) is None
         assert "was made with layer 0, not None" in run("embed", place, *argv)
-
-
-def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
-    (tmp_path / "photos/in").mkdir(parents=True)
-    for name in ("b.png", "in/a.png"):
-        (tmp_path / "photos" / name).write_bytes(png(3))
-    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
-    table = pq.read_table(tmp_path / "f/photos.parquet")
-    assert table["key"].to_pylist() == ["b.png", "in/a.png"]
-    assert str(table.schema.field("feature").type.value_type) == "halffloat"
 
 
 def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_written(place, tmp_path, capsys):
@@ -221,43 +220,27 @@ def holders(path: Path) -> list[str]:
     return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
 
 
-def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
-    target = tmp_path / "out/x"
-
-    def write(part):
-        part.write_text("half")
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        make_once(target, write, False)
-    assert not list((tmp_path / "out").iterdir())
-    assert make_once(target, lambda part: part.write_text("whole"), False)
-    assert make_once(target, write, False)  # there already
-    assert target.read_text() == "whole"
-
-
 def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):
     whole = tmp_path / "whole"
-    argv = ["caption", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "1", shards(place),
+    argv = ["caption", "--pretrained", place / "run", "--device", "cpu", "--workers", "1", shards(place),
             "--length", "4", "--temperature", "1"]
-    cli.main([*argv, "--out", str(whole)])
+    run_tool([*argv, "--out", whole])
     out = tmp_path / "killed"
-    killed_when(lambda: list(out.glob("*.parquet")), "-m", "open_clip_mdc", *argv, "--out", str(out))
+    killed_when(lambda: list(out.glob("*.parquet")), "-m", "open_clip_mdc", *argv, "--out", out)
     assert len(list(out.glob("*.parquet"))) < 5
-    cli.main([*argv, "--out", str(out)])
+    run_tool([*argv, "--out", out])
     assert contents(out) == contents(whole)
     keys = [key for path in sorted(out.glob("*.parquet")) for key in pq.read_table(path)["key"].to_pylist()]
     assert keys == [f"key{i}" for _ in range(4) for i in range(5)]
 
 
-def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):
-    (tmp_path / "photos").mkdir()
-    for i in range(32):
-        (tmp_path / f"photos/{i}.png").write_bytes(png(i))
-    Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"/\xff.png")).write_bytes(png(9))
-    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f") is None
-    keys = pq.read_table(tmp_path / "f/photos.parquet")["key"].to_pylist()
-    assert len(keys) == 33 and keys[-1] == "\\udcff.png"
+def test_a_folder_of_images_is_a_unit_of_16_bit_features_and_a_name_that_is_no_utf_8_a_key_and_a_cell(place, tmp_path):
+    for i, name in enumerate((*range(32), "in/a", "\udcff")):
+        picture(tmp_path / f"photos/{name}.png", i)
+    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
+    table = pq.read_table(tmp_path / "f/photos.parquet")
+    assert table["key"].to_pylist()[31:] == ["9.png", "in/a.png", "\\udcff.png"]
+    assert str(table.schema.field("feature").type.value_type) == "halffloat"
     (tmp_path / "c.txt").write_text("a star\n")
     assert run("score", place, "--images", tmp_path / "photos", "--captions", tmp_path / "c.txt", "--out",
                tmp_path / "s.csv") is None
