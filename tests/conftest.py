@@ -210,7 +210,7 @@ def members(path: Path) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
 
 
-def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = False, **env: str
+def run(*command, check: bool = True, timeout: float = 3600, fork: bool = False, **env: str
         ) -> subprocess.CompletedProcess:
     """Run a command with this Python's environment. If it fails, its output is in the assertion.
 
@@ -219,6 +219,7 @@ def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = F
     Args:
         fork: run `python -m` or `python -c` in a fork of a process that has imported OpenCLIP already.
     """
+    command = tuple(map(str, command))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", **env}
     if fork:
         result = forked(command[1:], timeout, env)
@@ -230,8 +231,9 @@ def run(*command: str, check: bool = True, timeout: float = 3600, fork: bool = F
     return result
 
 
-def run_tool(argv: list[str]) -> None:
+def run_tool(argv: Iterable) -> None:
     """Run `open_clip_mdc ARGV` in this process, and what has moved as `python -m experiments.NAME`."""
+    argv = list(map(str, argv))
     for words in (1, 2):
         if (name := " ".join(argv[:words])) in cli.MOVED:
             return import_module(f"experiments.{cli.module_of(name)}").main(argv[words:])
@@ -241,7 +243,7 @@ def run_tool(argv: list[str]) -> None:
 def complaint_of(*argv) -> str | int | None:
     """Return the message with which a tool exits when run in this process, or None if it succeeds."""
     try:
-        run_tool(list(map(str, argv)))
+        run_tool(argv)
     except SystemExit as end:
         return str(end) if end.code else end.code
     return None
@@ -284,7 +286,7 @@ def killed_when(moment: Callable[[], object], *argv: str, **options) -> int:
 def scenes(tmp_path_factory) -> Path:
     """A small embedded data set, made by the real command."""
     out = tmp_path_factory.mktemp("data") / "scenes"
-    run("python", "-m", "open_clip_mdc", "scenes", "--out", str(out), "--num-train", "512", "--num-val", "64",
+    run("python", "-m", "open_clip_mdc", "scenes", "--out", out, "--num-train", "512", "--num-val", "64",
         "--num-probe", "96", "--num-pairs", "40", fork=True)
     return out
 

@@ -149,7 +149,7 @@ def check_other(argv: list[str]) -> None:
             assert f'"{extra}": [' in setup, extra
     elif argv[0] == "lmms-eval":
         task = argv[argv.index("--tasks") + 1]
-        assert (REPO / "clip_benchmark_ext" / "lmms" / "tasks" / f"{task}.yaml").exists(), task
+        assert (REPO / f"clip_benchmark_ext/lmms/tasks/{task}.yaml").exists(), task
     else:
         assert argv[0] == "export", argv
 

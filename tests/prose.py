@@ -10,7 +10,7 @@ from statistics import mean
 from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parent.parent
-PACKAGE = REPO / "src" / "open_clip_mdc"
+PACKAGE = REPO / "src/open_clip_mdc"
 README_LINES = 120
 SENTENCE = 20  # the most words of a page's mean sentence
 # No docstring begins with these words, as it would be a riddle until one has read the name.
@@ -65,7 +65,7 @@ def present() -> dict[str, set[str]]:
     """Return the files of each folder of the package. Those of cli/ are a file a command."""
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        folder = "" if path.parent == PACKAGE else path.parent.name
+        folder = path.parent.relative_to(PACKAGE).name
         if not path.stem.startswith("__") and folder != "cli":
             found.setdefault(folder, set()).add(path.stem)
     return found

@@ -87,6 +87,9 @@ def test_a_run_of_a_model_from_a_folder_says_a_line_that_can_be_pasted(tmp_path)
 @pytest.mark.parametrize("content, said", [
     ("{", "does not tell how images are prepared (JSONDecodeError"),
     ('{"model_cfg": {"vision_cfg": {}}, "preprocess_cfg": {"mean": [1, 2]}}', "its image mean is [1, 2], not three nu"),
+    ('{"model_cfg": {"vision_cfg": {}}, "preprocess_cfg": {"mean": ["", 0, 0]}}', "its image mean is ['', 0, 0], "),
+    ('{"model_cfg": {"vision_cfg": {}}, "preprocess_cfg": {"mean": [1e39, 0, 0]}}', "its image mean is [1e+39, 0, 0],"),
+    ('{"model_cfg": {"vision_cfg": {}}, "preprocess_cfg": {"std": [0, 1, 1]}}', "its image std is [0, 1, 1], not thr"),
     ('{"model_cfg": {"vision_cfg": {}}, "preprocess_cfg": {"resize_mode": "x"}}', "its image resize_mode is 'x', not"),
     ('{"model_cfg": {"vision_cfg": {"image_size": []}}, "preprocess_cfg": {}}', "its image size is [], not one or two"),
 ])

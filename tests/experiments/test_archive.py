@@ -25,7 +25,7 @@ def experiment(folder: Path, seeds: range) -> None:
             write_items(path, [str(i) for i in range(100)], {"lp_acc1": [float(r) for r in right]})
             of_run = leave_recipe(folder, scales.SCENES, run, seed)
             (of_run / "checkpoints").mkdir()
-            (of_run / "checkpoints" / "epoch_1.pt").touch()
+            (of_run / "checkpoints/epoch_1.pt").touch()
             (of_run / "environment.txt").write_text("a processor, 1 thread\n")
             (of_run / "out.log").write_text("".join(
                 f"2026 | INFO | Train Epoch: 0 [{i:>2}/99 ({percent}%)] Data (t): 0.1 Caption_loss: {loss} (7.0)\n"
@@ -37,7 +37,7 @@ def pages(folder: Path) -> dict[str, str]:
 
 
 def test_an_archive_gives_the_tables_and_the_ledger_again_without_a_checkpoint(tmp_path):
-    out, file = tmp_path / "out", tmp_path / "results" / "scenes.tar.xz"
+    out, file = tmp_path / "out", tmp_path / "results/scenes.tar.xz"
     experiment(out, range(3))
     shown = pages(out)
     assert "[0.5, 1.0] | **" in shown["table5"] and "3 seeds, sd of 4 rows, 100 images" in shown["claims"]

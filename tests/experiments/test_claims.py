@@ -64,7 +64,7 @@ def test_a_row_at_the_floor_hides_behind_no_other_row(tmp_path):
 
 
 def test_the_judges_answers_are_its_items(tmp_path):
-    folder = tmp_path / "results" / "judge"
+    folder = tmp_path / "results/judge"
     folder.mkdir(parents=True)
     for seed in range(2):
         chosen = [["ARC"]] * 60 + [["MDC-8"]] * 20 + [["ARC", "MDC-8"]] * 20

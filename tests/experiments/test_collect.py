@@ -24,8 +24,8 @@ def test_hand_written_results_give_the_hand_computed_table(tmp_path):
     assert "| [0.4, 0.9] | *58.0* |" in page
     assert f"| [0.5, 1.0] | **64.0 ± {math.sqrt(28):.1f}** |" in page
     assert "Not run: [0.3, 0.8].\n" in page and "| [0.3, 0.8]" not in page
-    assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables" / "table5.md").read_text()
-    rows = {row["row"]: row for row in csv.DictReader((tmp_path / "tables" / "table5.csv").open())}
+    assert "Seeds: 1 to 3" in page and page == (tmp_path / "tables/table5.md").read_text()
+    rows = {row["row"]: row for row in csv.DictReader((tmp_path / "tables/table5.csv").open())}
     assert float(rows["[0.0, 1.0]"]["mean"]) == pytest.approx(53) and rows["[0.0, 1.0]"]["seeds"] == "3"
     assert float(rows["[0.5, 1.0]"]["std"]) == pytest.approx(math.sqrt(28)) and rows["[0.3, 0.8]"]["mean"] == ""
 
@@ -49,7 +49,7 @@ def test_rows_and_columns_of_which_there_is_nothing_are_named_below(tmp_path):
                  METEOR=0.4, CIDEr=1.0, ROUGE_L=0.5, mean_length=8.0)
     page = page_of(tmp_path, "table3")
     assert "Not measured: SPICE, LLM" in page and "SPICE" not in page.splitlines()[0]
-    write_json(tmp_path / "results" / "judge" / "scenes--s0.json",
+    write_json(tmp_path / "results/judge/scenes--s0.json",
                {"selection_rate": {"ARC": 0.75, "MDC-8": 0.25}, "judged": 40})
     page = page_of(tmp_path, "table3")
     assert "Not measured: SPICE. Not run: " in page

@@ -41,7 +41,7 @@ def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, 
         "MDC": {decodings.BASE: dict(length=length), "MDC, all at once": dict(length=length, tokens_per_step=length)},
         "ARC": {"ARC, greedy": dict(num_beams=1, length=length)}}[objective])
     argv = ["decodings", "--mdc", runs / "mdc", "--arc", runs / "arc", "--data", shard, "--length", "3", "--out",
-            tmp_path / "out" / "x"]
+            tmp_path / "out/x"]
 
     def run(*more):
         monkeypatch.setattr("sys.argv", list(map(str, [*argv, *more])))
@@ -52,7 +52,7 @@ def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, 
 
     assert run() is None
     printed = capsys.readouterr().out
-    saved = read_json(tmp_path / "out" / "x.json")
+    saved = read_json(tmp_path / "out/x.json")
     assert list(saved) == ["about", decodings.BASE, "MDC, all at once", "ARC, greedy"]
     references = [["a red circle"], ["a blue star", "a star"]] * 2
     cider = decodings.measure(saved["ARC, greedy"]["captions"], references)["CIDEr"]
@@ -61,8 +61,8 @@ def test_a_table_and_a_figure_of_what_was_said_and_a_command_that_resumes(runs, 
     assert [row[:2] for row in rows[:2]] == [[decodings.BASE, "3.0"], ["MDC, all at once", "1.0"]]
     assert rows[2][2] == f"{cider.mean():.3f} ± {np.std(cider, ddof=1) / 2:.3f}"
     assert rows[2][-1] == f"{(cider - base).mean():.3f} ± {np.std(cider - base, ddof=1) / 2:.3f}"
-    assert (tmp_path / "out" / "x.md").read_text() == f"{printed}\n4 images.\n"
-    assert (tmp_path / "out" / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out/x.md").read_text() == f"{printed}\n4 images.\n"
+    assert (tmp_path / "out/x.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(decodings, "say", None)  # nothing is said again
     assert run() is None and capsys.readouterr().out == printed
     assert "was made with other arguments" in run("--limit", "2")

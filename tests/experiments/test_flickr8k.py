@@ -35,6 +35,7 @@ def test_captions_are_made_false_by_rule():
     assert pairs.swap("a black dog by a white one", pairs.COLOURS) == "a white dog by a black one"
     assert pairs.swap("a black and white dog", pairs.COLOURS) is None
     assert pairs.negatives("two people talk", "", random.Random(0)) == {}
+    assert pairs.replace("a red car", ["red", "blue"], "red and blue", random.Random(0)) is None  # all are named
 
 
 def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
@@ -49,7 +50,7 @@ def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
     assert [case.captions for case in dataset.cases] == [
         ("a black dog runs over a white car", "a white dog runs over a black car")]
     assert dataset[0][0].getpixel((0, 0)) == (0, 0, 0)
-    assert sorted(path.name for path in (tmp_path / "pairs" / "val2017").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "pairs/val2017").iterdir()) == [
         "000000000000.jpg", "000000000001.jpg"]
     assert {path.name for path in tmp_path.iterdir()} == {"0.tar", "pairs"}
 
@@ -68,14 +69,14 @@ def test_the_first_photographs_are_a_shard_of_their_own(tmp_path, monkeypatch):
 
 @needs_data("flickr8k/test/00000.tar")
 def test_the_pairs_of_flickr8k_are_the_ones_that_results_were_measured_on(tmp_path):
-    flickr8k.write_pairs([str(SHARED / "flickr8k" / "test" / "00000.tar")], tmp_path / "pairs")
+    flickr8k.write_pairs([str(SHARED / "flickr8k/test/00000.tar")], tmp_path / "pairs")
     content = b"".join(path.read_bytes() for path in sorted((tmp_path / "pairs").glob("*.json")))
     assert hashlib.sha256(content).hexdigest() == PAIRS_SHA256
 
 
 @needs_data("flickr8k/train/00005.tar")
 def test_the_committed_vocabulary_is_the_one_this_code_makes(tmp_path):
-    flickr8k.write_bpe(sorted(map(str, (SHARED / "flickr8k" / "train").glob("*.tar"))), tmp_path / "bpe.gz")
-    committed = (REPO / "model_configs" / "flickr8k_bpe.txt.gz").read_bytes()
+    flickr8k.write_bpe(sorted(map(str, (SHARED / "flickr8k/train").glob("*.tar"))), tmp_path / "bpe.gz")
+    committed = (REPO / "model_configs/flickr8k_bpe.txt.gz").read_bytes()
     assert gzip.decompress((tmp_path / "bpe.gz").read_bytes()) == gzip.decompress(committed)
     assert SimpleTokenizer(bpe_path=str(tmp_path / "bpe.gz")).vocab_size == 4508

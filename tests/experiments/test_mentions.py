@@ -4,10 +4,10 @@ import math
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, magnified, read_json, run_folder, seeded
+from conftest import VOCAB, captions, images, magnified, read_json, run_folder, run_tool, seeded
 
 from experiments import mentions
-from open_clip_mdc import cli, register
+from open_clip_mdc import register
 from open_clip_mdc.likelihood.log_likelihood import mean_image
 from open_clip_mdc.objectives.config import CaptionCfg
 from open_clip_mdc.objectives.registry import OBJECTIVES
@@ -112,17 +112,17 @@ def test_mentions_are_found_where_captions_say_them_and_other_captions_are_refus
         mentions.mention_positions(torch.tensor([[1, 7, 8, 2, 9, 7], [7, 8, 9, 1, 2, 2]]), words)
 
 
-def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_path, capsys):
-    world, run, out = tmp_path / "world", tmp_path / "run--r90--s0", tmp_path / "results" / "contexts"
-    cli.main(["scenes", "--out", str(world), "--world", "mentions", "--num-train", "8", "--num-val", "5", "--num-probe",
+def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(scenes, tmp_path):
+    world, run, out = tmp_path / "world", tmp_path / "run--r90--s0", tmp_path / "results/contexts"
+    run_tool(["scenes", "--out", world, "--world", "mentions", "--num-train", "8", "--num-val", "5", "--num-probe",
               "1", "--num-pairs", "1"])
     run_folder(run, "MDC-ViT-Ti-8")
-    checkpoint = str(run / "checkpoints" / "epoch_1.pt")
+    checkpoint = str(run / "checkpoints/epoch_1.pt")
 
     def measure(*data):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.argv", ["mentions", "--pretrained", checkpoint, "--name", "r90", "--out", str(out),
-                                       "--data", *(data or [str(world / "val" / "00000.tar")])])
+                                       "--data", *(data or [str(world / "val/00000.tar")])])
             mentions.main()
 
     measure()
@@ -137,10 +137,4 @@ def test_a_checkpoint_is_measured_by_command_once_for_each_version_of_it(tmp_pat
     measure()
     assert path.stat().st_mtime_ns == before
     with pytest.raises(SystemExit, match="captions in two orders: give --data of"):
-        measure(plain_shard(tmp_path))
-
-
-def plain_shard(tmp_path):
-    cli.main(["scenes", "--out", str(tmp_path / "plain"), "--num-train", "8", "--num-val", "2", "--num-probe", "1",
-              "--num-pairs", "1"])
-    return str(tmp_path / "plain" / "val" / "00000.tar")
+        measure(str(scenes / "val/00000.tar"))

@@ -17,7 +17,7 @@ def test_locked_towers_keep_their_tokens_in_one_place_and_free_ones_are_trained_
         flags = flags_of(words)
         locked = "--lock-image" in words
         assert flags["--pretrained-image"] == place(tmp_path / "photographs").fill(scales.TOWERS.image)
-        assert flags["--cache-features"] == str(tmp_path / "out" / "tokens")
+        assert flags["--cache-features"] == str(tmp_path / "out/tokens")
         assert flags["--force-image-size"] == "128" and words.count("--force-image-size") == 1
         assert flags.get("--unlock-image-after") == (None if locked else "12") and flags["--epochs"] == "20"
         assert flags.get("--image-lr-scale") == (None if locked else "0.1")
@@ -76,8 +76,8 @@ def test_missing_photographs_and_weights_are_named_with_what_makes_them(tmp_path
 
 def test_the_page_of_captions_waits_until_both_models_are_there(tmp_path):
     """Runs whose results are in the archive have no checkpoint to caption by."""
-    archive.unpack(REPO / "experiments" / "results" / "photos.photographs.tar.xz", tmp_path / "out")
-    next((tmp_path / "out" / "results" / "captioning-caption_length-10").glob("captions*MDC*--s0*.json")).unlink()
+    archive.unpack(REPO / "experiments/results/photos.photographs.tar.xz", tmp_path / "out")
+    next((tmp_path / "out/results/captioning-caption_length-10").glob("captions*MDC*--s0*.json")).unlink()
     printed = dry_run("photos", tmp_path, "photos")
     assert [flags_of(words)["--model"].partition("-")[0] for words in printed if is_training(words)] == ["MDC"]
     assert not any("--html" in words for words in printed)

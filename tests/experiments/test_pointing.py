@@ -58,7 +58,7 @@ def test_masked_diffusion_says_a_caption_in_the_order_of_its_confidence_and_the_
 
 def test_who_looks_at_the_object_hits_and_who_looks_elsewhere_does_not(mdc, scenes, monkeypatch):
     """By attention written by hand: the first layer looks at the patch of the object's centre, the second never."""
-    found = pointing.read_scenes(str(scenes / "val" / "00000.tar"), 12)
+    found = pointing.read_scenes(str(scenes / "val/00000.tar"), 12)
     numbers = iter(found)
 
     def written(model, image, decoded):
@@ -92,7 +92,7 @@ def test_the_error_of_a_share_is_by_images():
 
 
 def test_the_table_has_every_model_and_layer(runs, scenes, capsys):
-    shard = str(scenes / "val" / "00000.tar")
+    shard = str(scenes / "val/00000.tar")
     pointing.main(["--scenes", shard, "--runs", f"MDC={runs}/mdc", f"ARC={runs}/arc", "--limit", "20"])
     lines = capsys.readouterr().out.splitlines()
     layers = len(open_clip_mdc.load(runs / "mdc").model.text.blocks)

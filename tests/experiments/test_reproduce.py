@@ -8,7 +8,7 @@ from experiments import commands, reproduce
 from experiments.report import archive
 from experiments.tables.cells import Run
 
-RESULTS = REPO / "experiments" / "results"
+RESULTS = REPO / "experiments/results"
 
 
 def trained(capsys, claim: str, *flags: str) -> list[str]:

@@ -31,7 +31,7 @@ def timm_export(folder):
 
 @pytest.mark.parametrize(("size", "mode", "interpolation"), [
     ([32, 32], "shortest", "bicubic"), ([32, 32], "squash", "bilinear"), ([32, 48], "shortest", "bilinear"),
-    ([48, 32], "shortest", "bilinear"), ([48, 32], "squash", "bilinear")])
+    ([48, 32], "shortest", "bilinear"), ([48, 32], "squash", "bilinear"), ([32, 32], "shortest", "random")])
 def test_an_export_cuts_pictures_as_the_model_does(tmp_path, pictures, size, mode, interpolation):
     square = size[0] == size[1]
     run = run_folder(tmp_path / "run", "MDC-ViT-Ti-8", force_image_size=size, image_resize_mode=mode,

@@ -42,18 +42,25 @@ def lines(path="captions.jsonl") -> list[dict]:
     return json_lines(path)
 
 
+def column(name: str, path="captions.jsonl") -> list:
+    """One value of each line."""
+    return [row[name] for row in lines(path)]
+
+
 class Page(HTMLParser):
     """Read a page as a browser would, by other code than the one under test."""
 
     def __init__(self, text: str):
         super().__init__()
-        self.tags, self.texts, self.cells, self.inside = [], {}, [], []
+        self.tags, self.sources, self.texts, self.cells, self.inside = [], [], {}, [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
         self.inside.append(tag)
-        if tag == "tr":
+        if tag == "img":
+            self.sources.append(dict(attributes)["src"])
+        elif tag == "tr":
             self.cells.append([])
         elif tag in ("td", "th"):
             self.cells[-1].append([dict(attributes).get("class", "").split(), ""])

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from conftest import complaint_of, png, read_json, write_json
+from conftest import complaint_of, picture, read_json, write_json
 from http_server import Handler, serving
 
 KEY = "sk-judge-test-1234567890"
@@ -46,13 +46,11 @@ def data(tmp_path):
     """Images and captions of N ids by systems: the arguments of the command."""
 
     def make(count, *names, caption="{name} {i}"):
-        (tmp_path / "images").mkdir(exist_ok=True)
         for i in range(count):
-            (tmp_path / "images" / f"{i}.png").write_bytes(png(i))
+            picture(tmp_path / f"images/{i}.png", i)
         files = [write_captions(tmp_path / f"{name}.json",
                                 {str(i): caption.format(name=name, i=i) for i in range(count)}) for name in names]
-        return ["judge", "--images", str(tmp_path / "images"), "--out", str(tmp_path / "judge.jsonl"),
-                "--captions", *files]
+        return ["judge", "--images", tmp_path / "images", "--out", tmp_path / "judge.jsonl", "--captions", *files]
 
     return make
 
@@ -83,7 +81,7 @@ def results(tmp_path) -> dict:
     return read_json(tmp_path / "judge.json")
 
 
-def failure(arguments: list[str]) -> str:
+def failure(arguments: list) -> str:
     """The one line with which the command ends."""
     message = str(complaint_of(*arguments))
     assert message.startswith("error: ") and "\n" not in message

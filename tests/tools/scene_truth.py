@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-COMMITTED_BPE = Path(__file__).parents[2] / "model_configs" / "scenes_bpe.txt.gz"
+COMMITTED_BPE = Path(__file__).parents[2] / "model_configs/scenes_bpe.txt.gz"
 HUES = {"red": 0.0, "yellow": 0.13, "green": 0.37, "blue": 0.63}
 
 
@@ -55,6 +55,17 @@ def hue_name(pixels):
     """The named colour that is nearest to the mean of pixels [N, 3]."""
     hue, _, _ = colorsys.rgb_to_hsv(*pixels.reshape(-1, 3).mean(0) / 255)
     return min(HUES, key=lambda name: min(abs(hue - HUES[name]), 1 - abs(hue - HUES[name])))
+
+
+def check_colours(image, objects):
+    """Assert that the named colours are where the objects are and nowhere else."""
+    pixels, colour = np.asarray(image), coloured(image)
+    y, x = (np.indices(colour.shape) + 0.5) / image.width
+    for item in objects:
+        inside = np.hypot(x - item["x"], y - item["y"]) <= item["radius"] + 1 / image.width
+        assert hue_name(pixels[inside & colour]) == item["colour"]
+        colour[inside] = False
+    assert not colour.any()
 
 
 def coloured(image):

@@ -29,4 +29,4 @@ def samples(*shards: Path) -> dict[str, dict[str, bytes]]:
 
 
 def tool(*argv) -> None:
-    run_tool(["prepare", *map(str, argv)])
+    run_tool(["prepare", *argv])

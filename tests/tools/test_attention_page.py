@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 import pytest
 import torch
-from conftest import complaint_of, run_folder
+from conftest import complaint_of, picture, run_folder
 from PIL import Image
 
 import open_clip_mdc
@@ -21,10 +21,8 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def folder(here):
-    noise = torch.randint(0, 256, (2, 40, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    (here / "photos").mkdir()
-    for name, pixels in zip(("a.png", "<b>.png"), noise, strict=True):
-        Image.fromarray(pixels.numpy()).save(here / "photos" / name)
+    for number, name in enumerate(("a.png", "<b>.png"), 3):
+        picture(here / "photos" / name, number, 32, 40)
     return here
 
 
@@ -68,5 +66,5 @@ def test_a_given_word_has_no_map_and_the_image_is_what_the_model_sees(run, folde
     assert article.count('class="given"') == 2 and article.count('class="tile"') == 1
     model = open_clip_mdc.load(run)
     shown = pixels(re.search(r'src="(data:image/png;base64,[^"]+)"', article)[1])
-    own = model.transform(Image.open(folder / "photos" / "a.png"))
+    own = model.transform(Image.open(folder / "photos/a.png"))
     assert shown.shape == (32, 32, 3) and torch.allclose(model.transform(Image.fromarray(shown)), own, atol=0.02)

@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint_of, contents, json_lines, killed_when, png, run_folder, times, wait_for
+from conftest import (
+    complaint_of,
+    contents,
+    json_lines,
+    killed_when,
+    picture,
+    png,
+    run_folder,
+    run_tool,
+    times,
+    wait_for,
+)
 from PIL import Image
 
-from open_clip_mdc import cli
-from open_clip_mdc.bulk.locks import make_once
 from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration.pretrained import load
 
@@ -57,7 +66,7 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
                5) is None
     lines = json_lines(tmp_path / "c.jsonl")
     rows = [(shard, row) for shard in ("000", "001") for row in pq.read_table(
-        tmp_path / "c" / f"{shard}.parquet").to_pylist()]
+        tmp_path / f"c/{shard}.parquet").to_pylist()]
     for line, (shard, row) in zip(lines, rows, strict=True):
         assert line["image"] == f"{place}/{shard}.tar::{row['key']}" and line["caption"] == row["caption"]
         for a, b in zip(line["tokens"], row["tokens"], strict=True):
@@ -69,7 +78,7 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
 def test_features_are_those_of_the_python_api_and_a_layers_go_into_a_folder_of_their_own(place, tmp_path, kind, layer):
     argv = (shards(place, 0), "--out", tmp_path / "f", "--feature", kind)
     assert run("embed", place, *argv, *layer, "--batch-size", 2) is None
-    table = pq.read_table(tmp_path / "f" / "000.parquet")
+    table = pq.read_table(tmp_path / "f/000.parquet")
     found = torch.from_numpy(table["feature"].combine_chunks().to_numpy_ndarray().copy())
     assert table["key"].to_pylist() == [f"key{i}" for i in range(5)] and found.dtype == torch.float32
     model, images = load(place / "run", device="cpu"), [Image.open(io.BytesIO(png(i))) for i in range(5)]
@@ -79,16 +88,6 @@ def test_features_are_those_of_the_python_api_and_a_layers_go_into_a_folder_of_t
         same_layer = ("--kind", kind, "--layer", -model.model.tower.num_layers)
         assert run("embed", place, *argv[:-2], *same_layer) is None
         assert "was made with layer 0, not None" in run("embed", place, *argv)
-
-
-def test_16_bit_features_are_float16_and_a_folder_of_images_is_a_unit(place, tmp_path):
-    (tmp_path / "photos" / "in").mkdir(parents=True)
-    for name in ("b.png", "in/a.png"):
-        (tmp_path / "photos" / name).write_bytes(png(3))
-    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
-    table = pq.read_table(tmp_path / "f" / "photos.parquet")
-    assert table["key"].to_pylist() == ["b.png", "in/a.png"]
-    assert str(table.schema.field("feature").type.value_type) == "halffloat"
 
 
 def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_written(place, tmp_path, capsys):
@@ -104,13 +103,13 @@ def test_broken_images_are_counted_and_a_shard_that_breaks_off_is_named_and_not_
         assert "cut.tar: not a complete tar file" in complaint and complaint.count("\n") == 1
         assert [p.name for p in sorted((tmp_path / "f").iterdir())] == ["some.parquet"]
     assert "3 rows of 3 images, 2 broken" in capsys.readouterr().out
-    assert pq.read_table(tmp_path / "f" / "some.parquet")["key"].to_pylist() == ["k0", "k2", "k4"]
+    assert pq.read_table(tmp_path / "f/some.parquet")["key"].to_pylist() == ["k0", "k2", "k4"]
     (tmp_path / "cut.tar").write_bytes(whole)
     for _ in range(2):  # what was skipped is named by the run that finds all done, too
         complaint = run("embed", place, *argv)
         assert complaint.startswith("error: 2 skipped, all else is written:\n  cannot read the image ")
         assert [f"some.tar::k{i}: it is no JPEG" in complaint for i in range(5)] == [False, True, False, True, False]
-        assert (tmp_path / "f" / "cut.parquet").exists()
+        assert (tmp_path / "f/cut.parquet").exists()
 
 
 def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, tmp_path):
@@ -118,16 +117,16 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
     assert run("embed", place, *argv) is None
     whole = contents(tmp_path / "f")
     kept = times((tmp_path / "f").glob("00[0-2]*"))
-    (tmp_path / "f" / "003.parquet").unlink()
+    (tmp_path / "f/003.parquet").unlink()
     assert run("embed", place, *argv, "--jobs", 2) is None
     assert contents(tmp_path / "f") == whole and times(kept) == kept
     for _ in range(2):  # with nothing to do, and with something
         complaint = run("embed", place, *argv, "--feature", "cls")
         assert "was made with feature gap, not cls" in complaint and "another --out" in complaint
-        (tmp_path / "f" / "003.parquet").unlink(missing_ok=True)
+        (tmp_path / "f/003.parquet").unlink(missing_ok=True)
     complaint = run("caption", place, *argv)
     assert "was made with" in complaint and "\n" not in complaint
-    assert read_about(tmp_path / "f" / "000.parquet")["stats"] == {"images": 5, "rows": 5, "broken": 0}
+    assert read_about(tmp_path / "f/000.parquet")["stats"] == {"images": 5, "rows": 5, "broken": 0}
 
 
 # ---- the engine and locks, with a function that needs no model
@@ -221,43 +220,27 @@ def holders(path: Path) -> list[str]:
     return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
 
 
-def test_what_fails_leaves_nothing_and_is_not_there(tmp_path):
-    target = tmp_path / "out" / "x"
-
-    def write(part):
-        part.write_text("half")
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        make_once(target, write, False)
-    assert not list((tmp_path / "out").iterdir())
-    assert make_once(target, lambda part: part.write_text("whole"), False)
-    assert make_once(target, write, False)  # there already
-    assert target.read_text() == "whole"
-
-
 def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):
     whole = tmp_path / "whole"
-    argv = ["caption", "--pretrained", str(place / "run"), "--device", "cpu", "--workers", "1", shards(place),
+    argv = ["caption", "--pretrained", place / "run", "--device", "cpu", "--workers", "1", shards(place),
             "--length", "4", "--temperature", "1"]
-    cli.main([*argv, "--out", str(whole)])
+    run_tool([*argv, "--out", whole])
     out = tmp_path / "killed"
-    killed_when(lambda: list(out.glob("*.parquet")), "-m", "open_clip_mdc", *argv, "--out", str(out))
+    killed_when(lambda: list(out.glob("*.parquet")), "-m", "open_clip_mdc", *argv, "--out", out)
     assert len(list(out.glob("*.parquet"))) < 5
-    cli.main([*argv, "--out", str(out)])
+    run_tool([*argv, "--out", out])
     assert contents(out) == contents(whole)
     keys = [key for path in sorted(out.glob("*.parquet")) for key in pq.read_table(path)["key"].to_pylist()]
     assert keys == [f"key{i}" for _ in range(4) for i in range(5)]
 
 
-def test_a_name_that_is_no_utf_8_is_a_key_and_a_cell(place, tmp_path):
-    (tmp_path / "photos").mkdir()
-    for i in range(32):
-        (tmp_path / "photos" / f"{i}.png").write_bytes(png(i))
-    Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"/\xff.png")).write_bytes(png(9))
-    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f") is None
-    keys = pq.read_table(tmp_path / "f" / "photos.parquet")["key"].to_pylist()
-    assert len(keys) == 33 and keys[-1] == "\\udcff.png"
+def test_a_folder_of_images_is_a_unit_of_16_bit_features_and_a_name_that_is_no_utf_8_a_key_and_a_cell(place, tmp_path):
+    for i, name in enumerate((*range(32), "in/a", "\udcff")):
+        picture(tmp_path / f"photos/{name}.png", i)
+    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
+    table = pq.read_table(tmp_path / "f/photos.parquet")
+    assert table["key"].to_pylist()[31:] == ["9.png", "in/a.png", "\\udcff.png"]
+    assert str(table.schema.field("feature").type.value_type) == "halffloat"
     (tmp_path / "c.txt").write_text("a star\n")
     assert run("score", place, "--images", tmp_path / "photos", "--captions", tmp_path / "c.txt", "--out",
                tmp_path / "s.csv") is None

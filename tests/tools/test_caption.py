@@ -4,7 +4,6 @@ The models are those of the scenes, untrained, with an output layer so large tha
 """
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,9 +13,8 @@ import caption_files
 import open_clip
 import pytest
 import torch
-from caption_files import NAMES, PATHS, Page, lines, run, scene
+from caption_files import NAMES, PATHS, Page, column, lines, run, scene
 from conftest import picture, run_folder, saved, write_json, write_tar
-from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -26,22 +24,7 @@ from open_clip_mdc.cli import page as report
 from open_clip_mdc.data import images
 from open_clip_mdc.decoding.clip_guidance import Clip, Guide
 from open_clip_mdc.integration import checkpoints
-from open_clip_mdc.text.special_tokens import decode_captions, decode_tokens
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Run folders as open_clip_train leaves them, and the weights of a CLIP model of the scenes."""
-    folder = tmp_path_factory.mktemp("runs")
-    for alias, name in (("mdc", "MDC-ViT-Ti-8"), ("arc", "ARC-ViT-Ti-8"), ("mcs", "MCD-ViT-Ti-8-mcs"),
-                        ("cfg", "MCD-ViT-Ti-8-cfg")):
-        run_folder(folder / alias, name)
-    torch.manual_seed(3)
-    clip = open_clip.create_model("ViT-Ti-8")
-    torch.nn.init.normal_(clip.text_projection if hasattr(clip, "text_projection") else clip.text.text_projection)
-    torch.save(clip.state_dict(), folder / "clip.pt")
-    return folder
-
+from open_clip_mdc.text.special_tokens import decode_captions
 
 folder = pytest.fixture(caption_files.folder)
 
@@ -97,7 +80,7 @@ def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs,
 def test_the_time_to_go_of_a_resumed_run_does_not_count_what_was_done(capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.02)
     with progress.progress_bar(total=2000) as bar:
-        for images in (1900, *[1] * 4):
+        for images in (1900, 1, 1, 1, 1):
             bar.update(images)
             time.sleep(0.1)  # of each image, so that 96 take 10 s
     minutes, seconds = re.findall(r"(\d\d):(\d\d) to go", capsys.readouterr().err)[-2]  # the last has the mean rate
@@ -120,7 +103,7 @@ def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, fold
     model, transform, tokenizer = loaded(runs / alias)
     args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
     repeats = {} if model.causal else {"repeats": "avoid"}
-    rows = [row["caption"] for row in lines()]
+    rows = column("caption")
     for names in (NAMES[:3], NAMES[3:6]):
         image = torch.stack([transform(scene(NAMES.index(name))) for name in names])
         text = model.generate(image, length=6, samples=4, select="consensus", **repeats, sampling=caption.sampling_of(
@@ -133,20 +116,20 @@ def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model
     model, transform, tokenizer = loaded(runs / "mdc")
     text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="top", samples=3, select="consensus",
                           repeats="avoid")
-    assert [row["caption"] for row in lines()] == decode_captions(text, tokenizer)
+    assert column("caption") == decode_captions(text, tokenizer)
 
 
 def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path, monkeypatch):
-    picture(tmp_path / "page" / "in.png", 3)
+    picture(tmp_path / "page/in.png", 3)
     (tmp_path / "bad.png").write_bytes(b"no image")
     images = [tmp_path / name for name in ("x1.png", "page/in.png", "5.tar", "bad.png")]
-    run("--pretrained", runs / "mdc" / "checkpoints" / "epoch_1.pt", *images, "--length", "3", "--out",
+    run("--pretrained", runs / "mdc/checkpoints/epoch_1.pt", *images, "--length", "3", "--out",
         tmp_path / "plain.jsonl")
     monkeypatch.chdir(tmp_path)  # other spellings of the same images
     images[0] = "x1.png"
-    run("--pretrained", runs / "mdc", *images, "--length", "3", "--html", tmp_path / "page" / "p.html", "--compare",
+    run("--pretrained", runs / "mdc", *images, "--length", "3", "--html", tmp_path / "page/p.html", "--compare",
         tmp_path / "plain.jsonl")
-    text = (tmp_path / "page" / "p.html").read_text()
+    text = (tmp_path / "page/p.html").read_text()
     assert str(tmp_path) not in text and str(runs) not in text
     assert {"x1.png", "in.png", "plain.jsonl"} <= set(Page(text).texts["p"]) and "cannot read the image bad.png" in text
     assert "5.tar::" in text
@@ -181,20 +164,19 @@ def test_words_that_are_given_stay_and_have_neither_step_nor_probability(runs, f
 
 def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(runs, folder):
     command = ("x1.png", "x2.png", "--length", "5", "--html", "page.html", "--pretrained")
-    captions = {}
-    for alias, options, order, uncond in (
-            ("mdc", ("--sampler", "ancestral", "--temperature", "1"), {"Temperature": "1.0"}, None),
-            ("mcs", ("--sampler", "ancestral", "--steps", "4", "--guidance-scale", "3"),
+    run_folder(folder / "cfg", "MCD-ViT-Ti-8-cfg")
+    for model, options, order, uncond in (
+            (runs / "mdc", ("--sampler", "ancestral", "--temperature", "1"), {"Temperature": "1.0"}, None),
+            (runs / "mcd", ("--sampler", "ancestral", "--steps", "4", "--guidance-scale", "3"),
              {"Order": "draws from the reverse diffusion", "Sampler": "ancestral", "Steps": "4"}, "masked_image"),
             ("cfg", ("--guidance-scale", "3", "--uncond", "null_image"),
              {"Order": "reveals the most confident tokens first", "Guidance scale": "3.0"}, "null_image")):
-        assert run(*command, runs / alias, *options) is None
-        captions[alias] = lines()
+        found = []
+        for seed in "001":
+            assert run(*command, model, *options, "--seed", seed) is None
+            found.append(lines())
         assert order.items() <= facts().items() and facts().get("Uncond") == uncond
-        assert run(*command, runs / alias, *options) is None
-        assert lines() == captions[alias]
-        run(*command, runs / alias, *options, "--seed", "1")
-        assert (lines() == captions[alias]) == (alias == "cfg")  # which draws nothing
+        assert found[0] == found[1] and (found[1] == found[2]) == (model == "cfg")  # which draws nothing
 
 
 def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot_be_read(runs, here, monkeypatch):
@@ -207,7 +189,7 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     monkeypatch.setattr(caption.decoding, "NULL_IMAGES", 35)
     command = ("??.png", "--length", "4", "--workers", "0", "--limit", "3", "--pretrained", runs / "mdc")
     assert run(*command, "--guidance-scale", "2") is None
-    assert [row["image"] for row in lines()] == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3
+    assert column("image") == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3
     assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
 
 
@@ -219,16 +201,6 @@ def test_the_page_says_what_was_asked_for_and_no_default(runs, folder, options, 
     run("--pretrained", runs / "mdc", "x1.png", "--length", "3", "--html", "page.html", *options)
     assert facts() == {"Checkpoint": "mdc", "Images": "1", "Order": "reveals the most confident tokens first",
                        "Length": "3", "Repeats": "avoid", **said}
-
-
-def test_the_tokens_of_a_caption_in_any_script_put_together_are_the_caption():
-    tokenizer = SimpleTokenizer()
-    for text in ("two skateboarders kickflipping", "naïve überraschend", "東京 の 夜 🦄 🏳", "a < script > & \" '"):
-        ids = tokenizer.encode(text)
-        tokens = decode_tokens(ids, tokenizer)
-        assert len(tokens) == len(ids) and "".join(tokens).strip() == text
-        assert all(token.endswith(" ") for token in tokens if token is tokens[-1])
-    assert decode_tokens(tokenizer.encode("\U0001faa8"), tokenizer)[0] == ""  # its bytes are four tokens
 
 
 # ---- with CLIP -----------------------------------------------------------------------------------------------------
@@ -253,13 +225,14 @@ def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cos
 
 def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
     command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
-    run(*command, "--out", "plain.jsonl")
-    Path("plain.jsonl").write_text("".join(Path("plain.jsonl").read_text().splitlines(keepends=True)[:-1]))
-    clip = ("--clip", f"ViT-Ti-8:{runs / 'clip.pt'}", "--clip-scale", "3", "--clip-rerank", "2", "--temperature", "1")
+    run(*command, "--out", "plain.jsonl", "--limit", "6")
+    torch.manual_seed(3)
+    torch.save(open_clip.create_model("ViT-Ti-8").state_dict(), "clip.pt")
+    clip = ("--clip", "ViT-Ti-8:clip.pt", "--clip-scale", "3", "--clip-rerank", "2", "--temperature", "1")
     assert run(*command, *clip, "--html", "page.html", "--compare", "plain.jsonl") is None
     page = Page(Path("page.html").read_text())
-    plain = [line["caption"] for line in lines("plain.jsonl")] + [None]
-    shown = [caption for pair in zip([line["caption"] for line in lines()], plain, strict=True) for caption in pair]
+    plain = column("caption", "plain.jsonl") + [None]
+    shown = [caption for pair in zip(column("caption"), plain, strict=True) for caption in pair]
     assert page.texts["h2"] == [report.printable(caption) for caption in shown if caption is not None]
     assert sum(attributes.get("class") == "pair" for tag, attributes in page.tags if tag == "article") == 6
     texts = sum(line["clip_texts"] for line in lines()) / 7
@@ -281,7 +254,7 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     Path("bad.tar").write_bytes(Path("bad.tar").read_bytes()[:3 * len(whole)])
     complaint = run("--pretrained", runs / "mdc", "empty.png", "text.png", "x1.png", "cut.png", "thin.png", "bad.tar",
                     "x2.png", "--length", "3", "--html", "page.html", "--batch-size", "2")
-    assert [row["image"] for row in lines()] == ["x1.png", "bad.tar::good", "x2.png"]
+    assert column("image") == ["x1.png", "bad.tar::good", "x2.png"]
     listed = complaint.splitlines()
     assert listed[0] == "error: 6 skipped, all else is written:" and len(listed) == 7
     for line, name in zip(listed[1:], ("empty.png", "text.png", "cut.png", "thin.png", "bad.tar::broken", "bad.tar"),
@@ -300,9 +273,3 @@ def test_a_caption_waits_for_no_code_of_training_or_of_tables(runs, tmp_path):
     imported = {name.partition(".")[0] for name in said.stdout.split("modules")[-1].split()}
     assert "torch" in imported and (tmp_path / "x.jsonl").exists()
     assert not imported & {"open_clip_train", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
-
-
-def test_a_file_name_is_never_a_command(runs, folder):
-    shutil.copy("5.tar", "pipe:touch hacked;.tar")
-    assert run("--pretrained", runs / "mdc", "pipe*.tar", "--length", "3") is None
-    assert lines()[0]["image"] == "pipe:touch hacked;.tar::in/key5" and not Path("hacked").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import caption_files
 import pytest
-from caption_files import NAMES, PATHS, lines, run, scene
+from caption_files import NAMES, PATHS, column, lines, run, scene
 
 from open_clip_mdc.data import images
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
@@ -35,7 +35,7 @@ def run_interrupted(batches: int, *argv) -> str | None:
 def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, folder):
     command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
     run(*command, "--out", "whole.jsonl")
-    whole = Path("whole.jsonl").read_text().splitlines(keepends=True)
+    whole = lines("whole.jsonl")
     assert "interrupted" in run_interrupted(2, *command, "--batch-size", "2")
     part = Path("captions.jsonl.part")
     head, *kept = part.read_text().splitlines(keepends=True)
@@ -45,17 +45,15 @@ def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, fo
 
     part.write_text(left)
     run(*command, "--html", "page.html", "--batch-size", "2")
-    expected = "".join(json.dumps({name: value for name, value in json.loads(line).items() if name != "of"}) + "\n"
-                       for line in (marked, kept[1], kept[2]))
-    assert Path("captions.jsonl").read_text().startswith(expected) and not part.exists()
-    for got, expected in zip(lines()[3:], map(json.loads, whole[3:]), strict=True):
-        assert (got["image"], got["caption"]) == (expected["image"], expected["caption"])
+    noted = [json.loads(line) for line in (marked, *kept[1:3])]
+    assert lines()[:3] == [{name: row[name] for name in whole[0]} for row in noted] and not part.exists()
+    assert column("image") == list(NAMES)
+    assert column("caption")[3:] == [row["caption"] for row in whole[3:]]
     assert Path("page.html").read_text().count("<article>") == 7
 
     part.write_text(left)
     run("--pretrained", runs / "mdc", "x1.png", "deep/a.png", "--length", "4")  # other images, in another order
-    assert [row["image"] for row in lines()] == ["x1.png", "deep/a.png"]
-    assert lines()[1]["caption"] == "kept" and lines()[0]["caption"] == json.loads(whole[2])["caption"]
+    assert column("image") == ["x1.png", "deep/a.png"] and column("caption") == [whole[2]["caption"], "kept"]
 
     for other in (("--length", "5"), ("--precision", "bf16"), ("--tokens-per-step", "2"), ("--temperature", "1"),
                   ("--sampler", "ancestral"), ("--sampler", "ancestral", "--steps", "3")):
@@ -102,19 +100,7 @@ def test_what_is_captioned_is_not_opened_again(runs, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "open_image", lambda *args: opened.append(args[1]) or open_image(*args))
         assert run(*command) is None
-    assert opened == [NAMES[6]] and [row["image"] for row in lines()] == list(NAMES)
-
-
-def test_an_image_that_changed_since_is_captioned_again(runs, folder):
-    command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "2", "--workers", "0")
-    run_interrupted(2, *command)
-    stat = os.stat(NAMES[2])
-    shutil.copy(NAMES[0], NAMES[2])
-    os.utime(NAMES[2], ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert run(*command) is None
-    resumed = lines()
-    assert run(*command, "--out", "fresh.jsonl") is None
-    assert resumed == lines("fresh.jsonl") and resumed[2]["caption"] == resumed[0]["caption"]
+    assert opened == [NAMES[6]] and column("image") == list(NAMES)
 
 
 @pytest.mark.parametrize("workers", ["0", "1", "3"])
@@ -122,7 +108,7 @@ def test_any_number_of_workers_gives_the_same_lines_in_the_same_order(runs, fold
     Path("empty.png").write_bytes(b"")
     paths = ("deep", "empty.png", *PATHS[1:])
     complaint = run("--pretrained", runs / "mdc", *paths, "--batch-size", "2", "--workers", workers, "--limit", "7")
-    assert "1 skipped" in complaint and [row["image"] for row in lines()] == list(NAMES[:6])
+    assert "1 skipped" in complaint and column("image") == list(NAMES[:6])
 
 
 def test_ctrl_c_keeps_what_is_done(runs, folder):
@@ -150,4 +136,4 @@ def test_ctrl_c_keeps_what_is_done(runs, folder):
     os.remove("waits.png")
     scene(1).save("waits.png")
     assert run(*command[4:]) is None
-    assert [row["image"] for row in lines()] == ["x1.png", "waits.png"] and not part.exists()
+    assert column("image") == ["x1.png", "waits.png"] and not part.exists()

@@ -22,7 +22,7 @@ def for_tools(path) -> list[tuple[str, str]]:
 
 
 # Tables of ROWS as common programs write them, with the columns image and caption or OpenCLIP's.
-TABLES = sorted((Path(__file__).parent / "fixtures" / "tables").iterdir())
+TABLES = sorted((Path(__file__).parent / "fixtures/tables").iterdir())
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)

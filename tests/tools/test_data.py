@@ -104,7 +104,7 @@ def test_cached_tensors_keep_their_names_and_bytes(tmp_path):
 def test_a_new_file_replaces_what_a_link_leads_to_and_nothing_that_is_no_file(tmp_path):
     """A link or /dev/null was replaced itself."""
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "there").write_text("old")
+    (tmp_path / "folder/there").write_text("old")
     os.mkfifo(tmp_path / "fifo")
     for name, target in (("link", "folder/there"), ("chain", "link"), ("dangling", "folder/new"), ("pipe", "fifo")):
         (tmp_path / name).symlink_to(target)
@@ -124,11 +124,9 @@ def test_only_the_members_that_are_asked_for_are_read(tmp_path):
     with tar_writer(tmp_path / "0.tar") as writer:
         writer.write({"__key__": "a", "jpg": b"x", "TXT": b"one"})
         writer.write({"__key__": "b", "txt": b"two", "json": b"{}"})
-    found = [(sample["__key__"], sorted(sample.keys() - {"__key__", "__url__"}))
-             for sample in read_samples(str(tmp_path / "0.tar"), suffixes=("txt",))]
-    assert found == [("a", ["txt"]), ("b", ["txt"])]
-    assert [sorted(sample) for sample in read_samples(str(tmp_path / "0.tar"))] == [
-        ["__key__", "__url__", "jpg", "txt"], ["__key__", "__url__", "json", "txt"]]
+    always = {"__key__", "__url__", "txt"}
+    assert [*map(set, read_samples(str(tmp_path / "0.tar"), suffixes=("txt",)))] == [always, always]
+    assert [*map(set, read_samples(str(tmp_path / "0.tar")))] == [always | {"jpg"}, always | {"json"}]
 
 
 @pytest.mark.parametrize("mode, kind", [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")])
@@ -212,7 +210,7 @@ def test_linked_folders_are_followed_once_and_loops_are_cut(tmp_path):
     for name, target in (("more", "../disk"), ("again", "../disk"), ("own/self", "."), ("own/up", "../.."),
                          ("a", "own"), ("gone.jpg", "nowhere")):
         (tmp_path / "D" / name).symlink_to(target)
-    (tmp_path / "disk" / "back").symlink_to("../D")
+    (tmp_path / "disk/back").symlink_to("../D")
     found = [str(path.relative_to(tmp_path / "D")) for path in paths.find_images([str(tmp_path / "D")])]
     assert found == ["again/c.jpg", "gone.jpg", "own/a.jpg", "own/deep/b.jpg"]
     (tmp_path / "links").mkdir()

@@ -16,7 +16,7 @@ from open_clip_mdc.integration import configs, plugins
 from open_clip_mdc.objectives.registry import OBJECTIVES
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-RESULTS = [REPO / "experiments" / "RESULTS.md", *sorted((REPO / "experiments" / "results").glob("*.md"))]
+RESULTS = [REPO / "experiments/RESULTS.md", *sorted((REPO / "experiments/results").glob("*.md"))]
 INLINE = re.compile(r"`((?:make|clip_benchmark eval|python -m) [^`]*)`")
 LINKED = [*PAGES, *RESULTS, *(REPO / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md"))]
 
@@ -25,11 +25,11 @@ LINKED = [*PAGES, *RESULTS, *(REPO / name for name in ("CONTRIBUTING.md", "CHANG
 def world(scenes, runs, tmp_path_factory) -> Path:
     """Make what a reader has beside the page: what the first page makes, what `make demo` leaves, a run."""
     folder = tmp_path_factory.mktemp("world")
-    (made,) = (block.code for block in documents.blocks(REPO / "docs" / "index.md") if block.language == "python")
+    (made,) = (block.code for block in documents.blocks(REPO / "docs/index.md") if block.language == "python")
     run("python", "-c", f"import os\nos.chdir({str(folder)!r})\n{made}")
     shutil.copytree(runs, folder / "demo")
-    shutil.copytree(scenes, folder / "demo" / "scenes")
-    shutil.copytree(runs / "mdc", folder / "logs" / "mine")
+    shutil.copytree(scenes, folder / "demo/scenes")
+    shutil.copytree(runs / "mdc", folder / "logs/mine")
     return folder
 
 
@@ -60,7 +60,7 @@ def test_the_commands_of_results_are_commands(page):
 
 
 def test_each_table_that_is_typed_has_the_command_that_measures_it():
-    page = (REPO / "experiments" / "results" / "beside.md").read_text(encoding="utf-8")
+    page = (REPO / "experiments/results/beside.md").read_text(encoding="utf-8")
     for section in page.split("\n## ")[1:]:
         assert "\n| ---" in section or "\n|---" in section
         assert "```sh\n" in section or "`make " in section.partition("\n|")[0], section[:60]
@@ -99,20 +99,20 @@ def test_a_file_that_two_pages_show_is_one_file():
 
 
 def test_every_page_is_in_the_menu_and_on_the_first_page():
-    menu, first = (REPO / "mkdocs.yml").read_text(), (REPO / "docs" / "index.md").read_text()
+    menu, first = (REPO / "mkdocs.yml").read_text(), (REPO / "docs/index.md").read_text()
     for page in (REPO / "docs").glob("*.md"):
         assert f" {page.name}\n" in menu and (page.name == "index.md" or f"({page.name})" in first), page.name
 
 
 def test_the_models_are_those_of_the_table_of_objectives():
-    written = runpy.run_path(str(REPO / "docs" / "models.py"))
-    assert written["page"]() == (REPO / "docs" / "models.md").read_text(encoding="utf-8"), "run python docs/models.py"
+    written = runpy.run_path(str(REPO / "docs/models.py"))
+    assert written["page"]() == (REPO / "docs/models.md").read_text(encoding="utf-8"), "run python docs/models.py"
 
 
 def test_the_readme_names_both_commands_and_its_numbers_are_those_of_results():
     readme = (REPO / "README.md").read_text(encoding="utf-8")
     assert "make demo" in readme and "make test" in readme
-    results = (REPO / "experiments" / "results" / "rich.md").read_text(encoding="utf-8")
+    results = (REPO / "experiments/results/rich.md").read_text(encoding="utf-8")
     curves = results.partition("<!-- rich curves -->")[2].partition("<!-- end -->")[0].replace("*", "")
     for column, model in enumerate(("CLIP", "ARC", "MDC")):
         (measured,) = (line.split("|") for line in curves.splitlines() if line.startswith(f"| {model}, 1 |"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import complaint_of
+from conftest import complaint_of, run_tool
 from http_server import Handler, serving
 from strategies import tar
 
@@ -77,20 +77,23 @@ def get(out, *argv) -> str | None:
     return complaint_of("fetch", "coco", "--out", out, *argv)
 
 
+def get_whole(out: Path) -> None:
+    assert get(out) is None
+    assert (out / "file.zip").read_bytes() == CONTENT
+
+
 def test_a_file_comes_whole_and_is_not_fetched_again(server, tmp_path, capsys):
-    assert get(tmp_path / "new" / "coco") is None
-    assert (tmp_path / "new" / "coco" / "file.zip").read_bytes() == CONTENT
+    get_whole(tmp_path / "new/coco")
     printed = capsys.readouterr().out
     assert "licence: CC BY 4.0" in printed and f"unzip {tmp_path}/new/coco/file.zip" in printed
     asked = len(server.asked)
-    assert get(tmp_path / "new" / "coco") is None and len(server.asked) == asked
-    assert [p.name for p in (tmp_path / "new" / "coco").iterdir()] == ["file.zip"]
+    assert get(tmp_path / "new/coco") is None and len(server.asked) == asked
+    assert [p.name for p in (tmp_path / "new/coco").iterdir()] == ["file.zip"]
 
 
 def test_a_connection_that_breaks_off_resumes_where_it_was(server, tmp_path):
     server.cuts, server.cut = 2, 2 ** 21
-    assert get(tmp_path) is None
-    assert (tmp_path / "file.zip").read_bytes() == CONTENT
+    get_whole(tmp_path)
     assert server.asked == [0, 0, 2 ** 21, 2 ** 22]
 
 
@@ -124,15 +127,15 @@ def test_a_download_resumes_behind_an_address_that_is_signed_anew_each_time(serv
         patch.setattr(fetch, "append", cut_after(fetch.append, 1))
         assert "at byte 1048576" in get(tmp_path)
     server.asked.clear()
-    assert get(tmp_path) is None and server.asked == [0, 2 ** 20]
-    assert (tmp_path / "file.zip").read_bytes() == CONTENT
+    get_whole(tmp_path)
+    assert server.asked == [0, 2 ** 20]
     assert sorted(p.name for p in tmp_path.iterdir()) == [f".other.zip.{'0' * 12}.part", "file.zip"]
 
 
 def test_an_answer_that_begins_elsewhere_is_not_appended(server, tmp_path):
     server.cuts, server.cut, server.shift = 1, 2 ** 20, 2 ** 10
-    assert get(tmp_path) is None
-    assert (tmp_path / "file.zip").read_bytes() == CONTENT and server.asked == [0, 0, 2 ** 20, 0]
+    get_whole(tmp_path)
+    assert server.asked == [0, 0, 2 ** 20, 0]
 
 
 def cut_after(append, times: int):
@@ -149,8 +152,8 @@ def cut_after(append, times: int):
 
 def test_a_server_without_ranges_sends_all_of_it_again(server, tmp_path):
     server.cuts, server.ranges = 1, False
-    assert get(tmp_path) is None
-    assert (tmp_path / "file.zip").read_bytes() == CONTENT and server.asked == [0, 0, 0]
+    get_whole(tmp_path)
+    assert server.asked == [0, 0, 0]
 
 
 def test_a_wrong_checksum_and_a_missing_file_are_one_line_and_leave_nothing(server, tmp_path, monkeypatch):
@@ -166,7 +169,7 @@ def test_a_wrong_checksum_and_a_missing_file_are_one_line_and_leave_nothing(serv
 @pytest.mark.parametrize("name", fetch.SOURCES)
 def test_print_says_what_there_is_and_fetches_nothing(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(requests, "get", lambda *args, **kwargs: pytest.fail("a download"))
-    cli.main(["fetch", name, "--out", str(tmp_path / "x"), "--print"])
+    run_tool(["fetch", name, "--out", tmp_path / "x", "--print"])
     printed = capsys.readouterr().out
     assert printed.startswith("licence: ") and not list(tmp_path.iterdir())
     assert "OUT" not in printed and "{out}" not in printed
@@ -178,7 +181,7 @@ def test_print_says_what_there_is_and_fetches_nothing(name, tmp_path, capsys, mo
 
 @pytest.mark.parametrize("out", ["my data; touch P", "a\ntouch P\n'b", "\x1b[2J\u202e \udcff"])
 def test_the_commands_run_for_any_folder(out, tmp_path, capsys):
-    cli.main(["fetch", "coco", "--out", out, "--print"])
+    run_tool(["fetch", "coco", "--out", out, "--print"])
     commands = capsys.readouterr().out.splitlines()[-2:]
     (tmp_path / out).mkdir()
     for name in "a.zip", "b c.zip":

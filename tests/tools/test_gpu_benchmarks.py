@@ -1,19 +1,15 @@
 """Claims about the GPU benchmarks that need no GPU: all parts run, and the memory of the loss is bounded."""
-import sys
 import weakref
 
 import pytest
 import torch
-from conftest import REPO, read_json, run, tiny_captioner
+from conftest import read_json, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from open_clip_mdc.objectives.loss import in_chunks
+from benchmarks import gpu
+from benchmarks.gpu_parts import Bench
 from open_clip_mdc.objectives.registry import OBJECTIVES
 from open_clip_mdc.text.packing import Predicted
-
-sys.path.insert(0, str(REPO))
-from benchmarks import gpu  # noqa: E402
-from benchmarks.gpu_parts import Bench  # noqa: E402
 
 
 class Bytes(TorchDispatchMode):
@@ -50,28 +46,6 @@ def test_a_loss_holds_a_few_times_the_logits_and_nothing_of_v_by_v(objective, li
     assert watch.peak <= (limit + 0.1) * 4 * tokens * size and logits.grad.isfinite().all()
 
 
-def test_logits_of_a_batch_are_held_chunk_by_chunk(monkeypatch):
-    """All tokens of a batch at once would hold several times [M, V].
-
-    In chunks it is several times a quarter of that.
-    """
-    model, peaks = tiny_captioner(), {}
-    width = model.text.output.in_features
-    model.text.output = torch.nn.Linear(width, 4096)
-
-    def loss(hidden, *predicted):
-        return model.objective.token_loss(model.text.output(hidden), Predicted(*predicted))
-
-    hidden, ids = torch.randn(1024, width, requires_grad=True), torch.randint(4096, (1024,))
-    predicted = Predicted(ids, ids, ids, ids.roll(1), torch.full((1024,), 0.5), torch.ones(1024))
-    for rows in (1024, 256):
-        monkeypatch.setattr("open_clip_mdc.objectives.loss.LOSS_ROWS", rows)
-        with Bytes() as watch:
-            in_chunks(loss, hidden, *predicted).sum().backward()
-        peaks[rows] = watch.peak
-    assert peaks[256] < 0.4 * peaks[1024]
-
-
 def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monkeypatch, capsys):
     monkeypatch.setitem(gpu.PARTS, "scoring", lambda bench: ({"what": name, "ms": 2.0} for name in "ab"))
     known, saved = [{"what": "b", "ms": 1.0}, {"what": "c", "ms": 1.0}], []
@@ -83,7 +57,7 @@ def test_a_part_that_is_out_of_time_stops_and_a_row_takes_its_elders_place(monke
 
 
 def test_all_parts_run_small_on_a_cpu(tmp_path, monkeypatch):
-    result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", str(tmp_path), fork=True)
+    result = run("python", "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--out", tmp_path, fork=True)
     written = read_json(tmp_path / "gpu.json")
     assert list(written["parts"]) == list(gpu.PARTS) and "a trial of the script, no result" in written["chip"]
     for part, rows in written["parts"].items():

@@ -9,6 +9,7 @@ import judge_server
 import pytest
 from conftest import png, run_tool, write_tar
 from judge_server import KEY, always, choices, choose, failure, image_of, results, write_captions
+from scipy.stats import chisquare
 
 from experiments import judge
 from experiments.judge_answers import assign_letters, parse_letter, summarise
@@ -48,8 +49,7 @@ def test_the_order_hangs_on_seed_and_id_alone_and_every_order_comes_equally_ofte
     assert [tuple(c for c, _ in assign_letters(backwards, 0, str(i))) for i in range(50)] == orders[:50]
     assert [tuple(c for c, _ in assign_letters(captions, 1, str(i))) for i in range(50)] != orders[:50]
     assert set(orders) == set(permutations("123"))
-    chi_squared = sum((n - 1000) ** 2 / 1000 for n in Counter(orders).values())
-    assert chi_squared < 20.5  # 5 degrees of freedom, 99.9 %
+    assert chisquare(list(Counter(orders).values())).pvalue > 1e-3
 
 
 def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data):
@@ -71,7 +71,7 @@ def test_equal_captions_are_shown_once_and_share_the_vote(server, tmp_path, data
 # ---- what is answered ----------------------------------------------------------------------------------------------
 
 # Answers with the letter that each chooses, by kind.
-ANSWERS = json.loads((Path(__file__).parent / "fixtures" / "answers.json").read_text(encoding="utf-8"))
+ANSWERS = json.loads((Path(__file__).parent / "fixtures/answers.json").read_text(encoding="utf-8"))
 CAPTIONS = ["a man riding a wave", "a surfer on a board", "surfer surfer", "two dogs run in the snow"]
 
 
@@ -138,24 +138,14 @@ def test_the_lines_of_the_caption_tool_are_captions_too(tmp_path):
     assert judge.read_captions(str(tmp_path / "c.jsonl")) == {"holiday.1": "a dog", "d/k.7": "b"}
 
 
-def test_bad_input_is_named_in_one_line_before_anything_is_asked(server, data, tmp_path, monkeypatch):
-    arguments = data(2, "x", "y")
-    write_tar(tmp_path / "packed.tar", {"0.png": png(0)}, "w:gz")
-    assert "not a complete, uncompressed tar file" in failure([*arguments, "--images", str(tmp_path / "packed.tar")])
+def test_a_tar_that_leads_back_to_itself_is_refused(server, data, tmp_path):
     endless = tarfile.TarInfo("0.png")
-    endless.size = -512  # its next member would be itself
+    endless.size = -512
     (tmp_path / "endless.tar").write_bytes(endless.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
-    assert "a size below 0" in failure([*arguments, "--images", str(tmp_path / "endless.tar")])
+    assert "a size below 0" in failure([*data(2, "x", "y"), "--images", str(tmp_path / "endless.tar")])
+
+
+def test_a_key_that_no_header_can_hold_is_named_and_not_shown_before_anything_is_asked(server, data, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-two\nlines")
-    message = failure(arguments)
-    assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message
-    (tmp_path / "images" / "1.jpg").write_bytes(png(1))
-    assert "has 2 images for the id 1" in failure(arguments)
-    assert not server.requests and not list(tmp_path.glob("judge*"))
-
-
-def test_what_is_no_image_is_not_sent(server, data, tmp_path):
-    arguments = data(1, "x", "y")
-    (tmp_path / "images" / "0.png").write_bytes(b"secret")
-    assert "cannot read the image at byte 0 of" in failure(arguments)
-    assert not server.requests
+    message = failure(data(2, "x", "y"))
+    assert "$OPENAI_API_KEY has characters" in message and "sk-two" not in message and not server.requests

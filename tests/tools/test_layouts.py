@@ -28,7 +28,7 @@ from layout_files import (
     put_table,
     text_beside,
 )
-from shard_files import make_image, texts, tool
+from shard_files import make_image, samples, texts, tool
 from strategies import caption, damage, examples, randoms
 
 from open_clip_mdc import train
@@ -41,12 +41,11 @@ from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 def test_every_row_of_a_layout_is_there_byte_for_byte_with_its_own_captions(layout, tmp_path):
     source, names, captions = layout(tmp_path / "in")
     tool("shards", "--train", *source, "--out", tmp_path / "out")
-    content = members(tmp_path / "out/train/00000.tar")
-    assert len(content) == 3 * N
-    for i in range(N):
-        assert content[f"{i:08d}.jpg"] == make_image(i)
-        assert content[f"{i:08d}.txt"].decode() == CAPTION_SEPARATOR.join(captions[i])
-        assert json.loads(content[f"{i:08d}.json"]) == {"filename": names[i], "captions": captions[i]}
+    content = samples(tmp_path / "out/train/00000.tar")
+    assert list(content) == [f"{i:08d}" for i in range(N)]
+    for i, sample in enumerate(content.values()):
+        assert json.loads(sample.pop("json")) == {"filename": names[i], "captions": captions[i]}
+        assert sample == {"jpg": make_image(i), "txt": CAPTION_SEPARATOR.join(captions[i]).encode()}
 
 
 def test_a_chosen_key_alone_is_read(tmp_path):
@@ -56,8 +55,8 @@ def test_a_chosen_key_alone_is_read(tmp_path):
     put_table(tmp_path / "b.parquet", {"image": list(map(make_image, range(N))), "caption": ["wrong"] * N, "alt": FIVE})
     for source in ("a", "b.parquet"):
         tool("shards", "--test", tmp_path / source, "--captions-key", "alt", "--out", tmp_path / "out" / source[0])
-        found = members(tmp_path / "out" / source[0] / "test/0.tar")
-        assert [found[f"{i:08d}.txt"].decode().split("\n") for i in range(N)] == FIVE
+        found = samples(tmp_path / "out" / source[0] / "test/0.tar").values()
+        assert [sample["txt"].decode().split("\n") for sample in found] == FIVE
 
 
 @examples(90)
@@ -126,24 +125,9 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
     assert "'row 1 (keys: id, text)': no image" in complaint("--train", rows, "--out", tmp_path / "out")
 
 
-def test_folders_without_captions_and_tables_without_images_say_what_is_missing(tmp_path):
-    (tmp_path / "empty").mkdir()
-    put_table(tmp_path / "about.parquet", {"url": ["x"], "caption": ["y"]})
-    imagefolder_csv(tmp_path / "two")
-    (tmp_path / "empty/metadata.csv").symlink_to("/dev/zero")
-    put(tmp_path / "two/metadata.jsonl", '{"file_name": "images/0.jpg", "text": "x"}')
-    coco(tmp_path / "coco")[0][0].rename(tmp_path / "coco/captions_val2017.json")
-    (tmp_path / "coco/val2017").rename(tmp_path / "coco/elsewhere")
-    for source, words in (("two", "remove one"),
-                          ("empty", "holds no image, no shard (.tar) and no table (.parquet)"),
-                          ("about.parquet", "has no column of image bytes, only url, caption"),
-                          ("coco/captions_val2017.json", "8 of 8 images are missing, first")):
-        assert words in (found := complaint("--train", tmp_path / source, "--out", tmp_path / "out")), found
-
-
-def test_numbers_in_a_table_are_said_to_be_no_texts(tmp_path):
-    path = put_table(tmp_path / "t.parquet", {"image": [make_image(0)], "text": [7]})
-    assert "its captions are no texts, such as 7 (columns: image, text" in complaint("--train", path, "--out", "out")
+def test_a_device_in_a_folder_is_no_table(tmp_path):
+    (tmp_path / "metadata.csv").symlink_to("/dev/zero")
+    assert "holds no image, no shard (.tar) and no table (.parquet)" in complaint("--train", tmp_path, "--out", "out")
 
 
 def test_each_split_has_its_images_and_a_name_in_two_folders_is_refused(tmp_path, capsys):
@@ -161,13 +145,6 @@ def test_each_split_has_its_images_and_a_name_in_two_folders_is_refused(tmp_path
         *argv, "--out", tmp_path / "two")
 
 
-def test_one_image_is_no_images(tmp_path, capsys):
-    put(tmp_path / "in/a.jpg", make_image(0))
-    put(tmp_path / "in/a.txt", "x")
-    assert complaint_of("prepare", "shards", "--train", tmp_path / "in", "--out", tmp_path / "out") is None
-    assert capsys.readouterr().out.startswith("1 image: --train-data")
-
-
 def test_a_damaged_table_is_never_read_in_part(tmp_path):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"image": list(map(make_image, range(N))), "caption": [t[0] for t in FIVE]}), path,
@@ -178,8 +155,6 @@ def test_a_damaged_table_is_never_read_in_part(tmp_path):
     assert "damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out", "--skip-broken")
     pq.write_table(pa.table({"image": list(map(make_image, range(N))), "caption": pa.array([b"caf\xe9"] * N).cast(
         pa.string(), safe=False)}), path)
-    assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out")
-    path.write_bytes(whole[:len(whole) // 2])
     assert "is damaged: fetch or write it again" in complaint("--train", path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -237,10 +212,10 @@ def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_
 def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on(layout, tmp_path):
     """The real commands, as a user would give them."""
     source, names, captions = layout(tmp_path / "in")
-    data, model = tmp_path / "data", ("--pretrained", str(tmp_path / "run"), "--device", "cpu")
+    data, model = tmp_path / "data", ("--pretrained", tmp_path / "run", "--device", "cpu")
 
     def tools(*argv, module: str = "open_clip_mdc") -> str:
-        return run("python", "-m", module, *map(str, argv), fork=True, PATH=str(tmp_path)).stdout  # METEOR needs 30 s
+        return run("python", "-m", module, *argv, fork=True, PATH=str(tmp_path)).stdout  # METEOR needs 30 s
 
     said = tools("prepare", "shards", "--train", *source, "--test", source[0], "--out", data)
     flags = [shlex.split(line.partition(": ")[2]) for line in said.splitlines()]

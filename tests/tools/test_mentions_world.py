@@ -3,10 +3,10 @@ import hashlib
 import json
 from dataclasses import asdict
 
+from conftest import run_tool
 from open_clip.tokenizer import SimpleTokenizer
 from scene_truth import read_caption, read_scene
 
-from open_clip_mdc import cli
 from open_clip_mdc.data.shards import read_metadata, read_samples
 from open_clip_mdc.scenes import mentions
 from open_clip_mdc.scenes.mentions import World
@@ -38,10 +38,10 @@ def test_both_captions_of_a_scene_are_true_and_of_the_same_words_and_tokens():
 
 def test_the_command_writes_it_with_both_orders_of_each_image_and_probes_of_one_attribute(tmp_path, capsys):
     out = tmp_path / "world"
-    cli.main(["scenes", "--out", str(out), "--world", "mentions", "--redundancy", "0.5", "--num-train", "8",
+    run_tool(["scenes", "--out", out, "--world", "mentions", "--redundancy", "0.5", "--num-train", "8",
               "--num-val", "4", "--num-probe", "40", "--num-pairs", "1"])
     world = World(redundancy=0.5)
-    samples = list(read_samples(str(out / "val" / "00000.tar")))
+    samples = list(read_samples(str(out / "val/00000.tar")))
     assert len(samples) == 4
     for index, sample in enumerate(samples):
         scene = mentions.draw_scene(world, world.rng("val", index))
@@ -50,6 +50,6 @@ def test_the_command_writes_it_with_both_orders_of_each_image_and_probes_of_one_
         assert sample["txt"].decode() == texts["caption"]
     assert {path.name for path in out.iterdir()} == {"train", "train-long", "val", "val-long", "probe-colour",
                                                      "probe-shape", "sugarcrepe"}
-    labels = {name: [int(s["cls"]) for s in read_samples(str(out / f"probe-{name}" / "train" / "0.tar"))]
+    labels = {name: [int(s["cls"]) for s in read_samples(str(out / f"probe-{name}/train/0.tar"))]
               for name in ("colour", "shape")}
     assert {*labels["colour"]} == {*labels["shape"]} == {0, 1, 2, 3}

@@ -14,7 +14,7 @@ def test_the_card_tells_no_place_no_address_and_no_command(tmp_path):
         "train_data": "pipe:fetch --key SECRET", "opt": "lion",
         "cache_dir": "/home/alice/cache", "dist_url": "tcp://10.0.0.7:1234", "dist_backend": "gloo",
         "distill_pretrained": "s3://secret/alice/clip.pt"}.items()))
-    assert training_flags(str(tmp_path / "checkpoints" / "epoch_1.pt")) == {"lr": "0.0007", "opt": "lion"}
+    assert training_flags(str(tmp_path / "checkpoints/epoch_1.pt")) == {"lr": "0.0007", "opt": "lion"}
 
 
 @pytest.mark.parametrize("value, told", [(23937, "23937"), (0.51234, "0.5123"), (12345678, "12345678"), (2.0, "2")])

@@ -5,7 +5,7 @@ import matplotlib
 from conftest import REPO, read_json
 from documents import alike
 
-CELLS = read_json(REPO / "notebooks" / "tour.ipynb")["cells"]
+CELLS = read_json(REPO / "notebooks/tour.ipynb")["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 

@@ -1,15 +1,25 @@
 """Claims about scores of a data set's own captions, and its filter."""
-import io
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import complaint_of, contents, make_image, members, png, run_folder, write_csv, write_tar
+from conftest import (
+    complaint_of,
+    contents,
+    made_images,
+    make_image,
+    members,
+    picture,
+    png,
+    run_folder,
+    saved,
+    write_csv,
+    write_tar,
+)
 from open_clip_train.data import get_dataset_size
-from PIL import Image
+from shard_files import samples
 
 from open_clip_mdc.data.csv_pairs import read_csv, split_csv
 from open_clip_mdc.data.images import decode_image, encode_png
@@ -26,7 +36,6 @@ def place(tmp_path_factory) -> Path:
     """A run, two shards of twenty images with one caption, but for some odd ones, and the same as a CSV file."""
     folder = tmp_path_factory.mktemp("pairs")
     run_folder(folder / "run", "MDC-ViT-Ti-8")
-    (folder / "images").mkdir()
     odd = {3: "a star\x1ea red  star\n", 5: "", 7: "a red star " * 40}
     rows = []
     for shard in range(2):
@@ -36,8 +45,8 @@ def place(tmp_path_factory) -> Path:
                 text = odd.get(n, WORDS[n % 5])
                 sample = {"__key__": f"k{i}", "png": png(n), "txt": text, "json": json.dumps({"n": n, "captions": []})}
                 writer.write({name: part for name, part in sample.items() if (n, name) != (6, "txt")})
-                (folder / "images" / f"{n}.png").write_bytes(png(n))
-                rows += [(str(folder / "images" / f"{n}.png"), c) for c in text.split("\x1e") if n != 6]
+                picture(folder / f"images/{n}.png", n)
+                rows += [(folder / f"images/{n}.png", c) for c in text.split("\x1e") if n != 6]
     write_csv(folder / "pairs.csv", [("n", "caption", "image"), *((i, c, path) for i, (path, c) in enumerate(rows))])
     return folder
 
@@ -63,7 +72,7 @@ def scored(place, tmp_path_factory) -> Path:
 def test_every_caption_has_the_score_that_the_model_gives_it_alone(place, scored):
     rows = tables(scored)
     model, transform, tokenizer = checkpoints.load(str(place / "run"))
-    image = torch.stack([transform(Image.open(io.BytesIO(png(n)))) for n in range(40)])
+    image = made_images(transform, 40)
     blind = mean_image(model, [image])
     expected = [(n, c) for n in range(40) for c in {
         3: ["a star", "a red star"], 5: [], 6: [], 7: [" ".join(["a red star"] * 40)]}.get(n, [WORDS[n % 5]])]
@@ -92,8 +101,9 @@ def test_a_csv_file_is_scored_in_parts_as_its_shards_are(place, scored, tmp_path
         assert row["score"] == (one["score"] and pytest.approx(one["score"], abs=1e-3))
 
 
-def test_the_parts_of_a_csv_file_are_its_rows_whatever_is_quoted(tmp_path):
-    rows = [(f"{i}.png", f'line\n"{i}", é\r\n' * (i % 3)) for i in range(23)] + [("0.png", "again")]
+def test_the_parts_of_a_csv_file_are_its_rows_whatever_is_quoted_or_long(tmp_path):
+    rows = [(f"{i}.png", f'line\n"{i}", é\r\n' * (i % 3)) for i in range(22)]
+    rows += [("22.png", "a red circle " * 20_000), ("0.png", "again")]
     write_csv(tmp_path / "p.csv", [("image", "caption"), *rows])
     for size in (1, 5, 24, 100):
         parts = split_csv(tmp_path / "p.csv", size)
@@ -112,19 +122,16 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
     assert f"{len(best)} captions of" in capsys.readouterr().out
     found = []
     for shard in ("000", "001"):
-        content = members(tmp_path / "kept" / f"{shard}.tar")
-        for name in content:
-            key, suffix = name.split(".")
-            if suffix == "json":
-                n, captions = json.loads(content[name]).values()  # a reader of either finds what is kept
-                assert content[f"{key}.png"] == png(n) and n // 20 == int(shard)
-                assert captions == content[f"{key}.txt"].decode().split("\x1e")
-                found += [(shard, f"k{n % 20}", c) for c in captions]
+        for sample in samples(tmp_path / f"kept/{shard}.tar").values():
+            n, captions = json.loads(sample["json"]).values()  # a reader of either finds what is kept
+            assert sample["png"] == png(n) and n // 20 == int(shard)
+            assert captions == sample["txt"].decode().split("\x1e")
+            found += [(shard, f"k{n % 20}", c) for c in captions]
     assert sorted(found) == sorted(row[:3] for row in best)
     assert get_dataset_size(f"{tmp_path}/kept/{{000..001}}.tar") == (len({row[:2] for row in best}), 2)
-    before = {p: p.read_bytes() for p in (tmp_path / "kept").glob("[!.]*")}
-    (tmp_path / "kept" / "001.tar").unlink()
-    assert score(place, *argv) is None and {p: p.read_bytes() for p in (tmp_path / "kept").glob("[!.]*")} == before
+    before = contents(tmp_path / "kept")
+    (tmp_path / "kept/001.tar").unlink()
+    assert score(place, *argv) is None and contents(tmp_path / "kept") == before
     complaint = score(place, *argv[:-4], "--top", 0.5, *argv[-2:])
     assert "give another --out-shards" in complaint and "\n" not in complaint
 
@@ -132,12 +139,12 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
 def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(place, tmp_path):
     """img2dataset calls the first shard of every data set 00000.tar: captions were kept beside others' images."""
     (tmp_path / "x").mkdir()
-    shard = tmp_path / "x" / "000.tar"
+    shard = tmp_path / "x/000.tar"
     shutil.copy(place / "000.tar", shard)
     argv = ("--out", tmp_path / "s", "--top", 1, "--out-shards", tmp_path / "kept", "--blind-images", place / "images")
     assert score(place, "--pairs", shard, *argv) is None
     before = [contents(tmp_path / folder) for folder in ("s", "kept")]
-    table = tmp_path / "s" / "000.parquet"
+    table = tmp_path / "s/000.parquet"
     assert score(place, "--pairs", place / "000.tar", *argv) == (
         f"error: --out: {table} was made of {shard}, not {place}/000.tar: remove it, or choose another folder")
     assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "s2", *argv[2:]) == (
@@ -166,12 +173,10 @@ def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
 def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
     assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top", 1, "--out-shards",
                  tmp_path / "kept") is None
-    content = members(tmp_path / "kept" / "pairs-00000.tar")
-    scored = [row for row in tables(tmp_path / "s") if row["debiased"] is not None]
-    assert sum(name.endswith("txt") for name in content) == len(scored)
-    for row, name in zip(scored, sorted(name for name in content if name.endswith("txt")), strict=True):
-        assert content[name].decode() == row["caption"]
-        assert content[name.replace("txt", "png")] == Path(row["key"].split("#")[0]).read_bytes()
+    kept = samples(tmp_path / "kept/pairs-00000.tar").values()
+    assert [(sample["txt"].decode(), sample["png"]) for sample in kept] == [
+        (row["caption"], Path(row["key"].split("#")[0]).read_bytes())
+        for row in tables(tmp_path / "s") if row["debiased"] is not None]
 
 
 def test_a_pair_whose_name_is_no_utf_8_is_kept(place, tmp_path):
@@ -179,20 +184,20 @@ def test_a_pair_whose_name_is_no_utf_8_is_kept(place, tmp_path):
                                            "k.txt": b"two stars"})
     assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
                  "--out-shards", tmp_path / "kept") is None
-    kept = members(tmp_path / "kept" / "a.tar")
+    kept = members(tmp_path / "kept/a.tar")
     assert [kept[name] for name in kept if name.endswith("png")] == [png(1), png(2)]
 
 
 def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
     rows = [("image", "caption")]
     for kind in ("gif", "bmp", "jpeg"):
-        Image.open(io.BytesIO(png(1))).save(tmp_path / f"a.{kind}")
-        rows.append((str(tmp_path / f"a.{kind}"), "a star"))
+        make_image(1).save(tmp_path / f"a.{kind}")
+        rows.append((tmp_path / f"a.{kind}", "a star"))
     write_csv(tmp_path / "p.csv", rows)
     argv = ("--pairs", tmp_path / "p.csv", "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
             "--out-shards")
     assert score(place, *argv, tmp_path / "kept") is None
-    gif, bmp, jpeg = (data for name, data in members(tmp_path / "kept" / "p-00000.tar").items()
+    gif, bmp, jpeg = (data for name, data in members(tmp_path / "kept/p-00000.tar").items()
                       if name.endswith(("png", "jpg")))
     assert (bmp, jpeg) == (png(1), (tmp_path / "a.jpeg").read_bytes())
     assert gif == encode_png(decode_image(tmp_path / "a.gif"))
@@ -208,43 +213,35 @@ def test_a_unit_is_told_by_the_content_of_its_files(place, tmp_path):
     blind = ("--blind-images", place / "images")
     write_tar(tmp_path / "a.tar", {"k.png": png(1), "k.txt": b"a star"})
     (tmp_path / "b.csv").write_text(f"image,caption\n{tmp_path}/1.bmp,a star\n")
-    make_image(1).save(tmp_path / "1.bmp")
+    bmp, other = (saved(make_image(n), "BMP") for n in (1, 2))
     (tmp_path / "folder").mkdir()
-    make_image(1).save(tmp_path / "folder" / "1.bmp")
-    bmp = {n: (make_image(n).save(tmp_path / f"{n}.bmp") or (tmp_path / f"{n}.bmp").read_bytes()) for n in (1, 2)}
-    for name, changes, command in (
-            ("a.tar", "a.tar", lambda: score(place, "--pairs", tmp_path / "a.tar", "--out", tmp_path / "a", *blind)),
-            ("b.csv", "1.bmp", lambda: score(place, "--pairs", tmp_path / "b.csv", "--out", tmp_path / "b", *blind)),
-            ("folder", "folder/1.bmp", lambda: complaint_of("embed", "--pretrained", place / "run", tmp_path / "folder",
-                                                            "--out", tmp_path / "f", "--workers", "0"))):
+    for name in ("1.bmp", "folder/1.bmp"):
+        (tmp_path / name).write_bytes(bmp)
+    for changes, *argv in (("a.tar", "score", "--pairs", tmp_path / "a.tar", *blind),
+                           ("1.bmp", "score", "--pairs", tmp_path / "b.csv", *blind),
+                           ("folder/1.bmp", "embed", tmp_path / "folder")):
+        argv += ["--pretrained", place / "run", "--workers", "0", "--out", tmp_path / f"of-{argv[0]}"]
         path = tmp_path / changes
         before, stat = path.read_bytes(), path.stat()
-        assert command() is None, name
-        path.write_bytes(before.replace(b"a star", b"a bird") if name == "a.tar" else bmp[2])
+        assert complaint_of(*argv) is None, changes
+        path.write_bytes(before.replace(b"a star", b"a bird").replace(bmp, other))
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        assert path.stat().st_size == stat.st_size and "changed: remove it" in command(), name
+        assert path.stat().st_size == stat.st_size and "changed: remove it" in complaint_of(*argv), changes
         path.unlink()
         path.write_bytes(before)
-        assert command() is None, name
+        assert complaint_of(*argv) is None, changes
 
 
 def test_mean_images_are_told_by_their_pixels(place, tmp_path):
     shutil.copytree(place / "images", tmp_path / "i")
     argv = ("--pairs", place / "000.tar", "--out", tmp_path / "s", "--blind-images", tmp_path / "i")
     assert score(place, *argv) is None
-    (tmp_path / "s" / "000.parquet").rename(tmp_path / "s" / "other.parquet")
+    (tmp_path / "s/000.parquet").rename(tmp_path / "s/other.parquet")
     (tmp_path / "i").rename(tmp_path / "j")
     assert score(place, *argv[:-1], tmp_path / "j", "--batch-size", 7) is None
-    (tmp_path / "s" / "000.parquet").unlink()
-    (tmp_path / "j" / "3.png").write_bytes(png(99))
+    (tmp_path / "s/000.parquet").unlink()
+    (tmp_path / "j/3.png").write_bytes(png(99))
     assert "was made with blind the mean of 40 images" in score(place, *argv[:-1], tmp_path / "j")
-
-
-def test_a_caption_of_a_csv_file_may_be_long(tmp_path):
-    long = "a red circle " * 20_000
-    (tmp_path / "a.csv").write_text(f'image,caption\na.png,{long}\n')
-    [part] = split_csv(tmp_path / "a.csv")
-    assert [caption for *_, caption in read_csv(part)] == [long]
 
 
 def test_every_row_that_is_left_out_is_named(place, tmp_path):
@@ -252,8 +249,8 @@ def test_every_row_that_is_left_out_is_named(place, tmp_path):
     rows = [f"{place}/images/{n}.png\t{'' if n == 3 else 'None'}\n" for n in range(40)]
     rows[1] = f"{place}/images/none.png\ta star\n"
     (tmp_path / "p.tsv").write_text("filepath\ttitle\n" + "".join(rows))
-    complaint = complaint_of("score", "--pretrained", place / "run", "--device", "cpu", "--workers", "0", "--pairs",
-                             tmp_path / "p.tsv", "--out", tmp_path / "s")
+    complaint = complaint_of("score", "--pretrained", place / "run", "--workers", "0", "--pairs", tmp_path / "p.tsv",
+                             "--out", tmp_path / "s")
     first, *named = complaint.split("\n  ")
     assert "2 skipped, all else is written" in first and len(named) == 2, complaint
     assert any("images/none.png" in line for line in named) and f"{place}/images/3.png: no caption" in named

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from open_clip.tokenizer import SimpleTokenizer
-from scene_truth import COMMITTED_BPE, coloured, hue_name, read_caption, read_scene, sentence_is_true
+from scene_truth import COMMITTED_BPE, check_colours, coloured, read_caption, read_scene, sentence_is_true
 
 from open_clip_mdc.cli import scenes
 from open_clip_mdc.scenes import plain as plain_world
@@ -44,15 +44,9 @@ def test_worlds_stay_what_they_were(world, expected):
 def test_the_named_colours_are_where_the_objects_are_and_nowhere_else(world):
     for scene, rng in drawn(world, 60):
         image = scenes.render(scene, world.pixels, rng)
-        pixels, colour = np.asarray(image), coloured(image)
         assert image.mode == "RGB" and image.size == (world.pixels, world.pixels)
-        assert (np.median(pixels) > 128) == (scene.background == "light")
-        y, x = (np.indices(colour.shape) + 0.5) / world.pixels
-        for item in scene.objects:
-            inside = np.hypot(x - item.x, y - item.y) <= item.radius + 1 / world.pixels
-            assert hue_name(pixels[inside & colour]) == item.colour
-            colour[inside] = False
-        assert not colour.any()
+        assert (np.median(np.asarray(image)) > 128) == (scene.background == "light")
+        check_colours(image, as_dicts(scene))
 
 
 def test_shapes_cover_their_share_of_the_bounding_box():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import members, times, write_tar
 from open_clip_train.data import get_dataset_size
-from shard_files import make_image, tool
+from shard_files import make_image, samples, tool
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def recap(tmp_path) -> Path:
                         f"{key}.json": json.dumps(meta).encode()}
         if shard == 4:
             del content["000040003.jpg"]
-        write_tar(tmp_path / "recap" / f"{shard:05d}.tar", content)
+        write_tar(tmp_path / f"recap/{shard:05d}.tar", content)
     return tmp_path
 
 
 def draw(recap: Path, pairs: int, out: str = "out", *flags) -> Path:
-    tool("recap", "--shards", recap / "recap" / "{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
+    tool("recap", "--shards", recap / "recap/{00000..00005}.tar", "--pairs", pairs, "--out", recap / out, *flags)
     return recap / out
 
 
@@ -41,16 +41,10 @@ def test_recaptioned_text_stands_in_for_the_alt_text_and_what_has_none_is_counte
     assert "1 sample left out: no re_caption" in printed and "1 sample left out: no image" in printed
     assert f"22 pairs: --train-data '{out}/{{00000..00005}}.tar'" in printed
     assert get_dataset_size(printed.split("'")[1]) == (22, 6)
-    source = {json.loads(data)["key"]: name for name in (recap / "recap").iterdir()
-              for member, data in members(name).items() if member.endswith("json")}
-    for shard in out.glob("*.tar"):
-        content = members(shard)
-        for name in [name for name in content if name.endswith("json")]:
-            key = json.loads(content[name])["key"]
-            original = members(source[key])
-            assert content[name] == original[f"{key}.json"]
-            assert content[name.replace("json", "jpg")] == original[f"{key}.jpg"]
-            assert content[name.replace("json", "txt")].decode() == f"A long text about {key}."
+    source = samples(*(recap / "recap").iterdir())
+    for sample in samples(*out.glob("*.tar")).values():
+        key = json.loads(sample["json"])["key"]
+        assert sample == source[key] | {"txt": f"A long text about {key}.".encode()}
 
 
 def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(tmp_path, capsys):
@@ -60,14 +54,13 @@ def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(
         meta = {"key": f"k{i}", "caption": f"A long text\nabout {i}.", "org_caption": "alt text"}
         content |= {f"k{i}.jpg": make_image(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
                     f"k{i}.json": json.dumps(meta).encode()}
-    write_tar(tmp_path / "recap" / "0.tar", content)
-    tool("recap", "--shards", tmp_path / "recap" / "0.tar", "--pairs", 3, "--out", tmp_path / "out")
+    write_tar(tmp_path / "recap/0.tar", content)
+    tool("recap", "--shards", tmp_path / "recap/0.tar", "--pairs", 3, "--out", tmp_path / "out")
     printed = capsys.readouterr().out
     assert "1 of 1 shards have no re_caption in any KEY.json" in printed
     assert "1 sample left out: no re_caption" in printed
-    written = members(tmp_path / "out" / "00000.tar")
-    assert [written[name].decode() for name in sorted(written) if name.endswith("txt")] == [
-        f"A long text about {i}." for i in range(3)]
+    assert [sample["txt"] for sample in samples(tmp_path / "out/00000.tar").values()] == [
+        b"A long text about %d." % i for i in range(3)]
 
 
 def test_smaller_subsets_are_the_first_shards_of_larger_ones_and_the_seed_orders_them(recap):
@@ -91,7 +84,7 @@ def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
 def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
     whole = contents(draw(recap, 22, "whole"))
     assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
-    (recap / "whole" / "00003.tar").unlink()
+    (recap / "whole/00003.tar").unlink()
     kept = times((recap / "whole").glob("*.tar"))
     assert contents(draw(recap, 22, "whole")) == whole
     assert times(kept) == kept

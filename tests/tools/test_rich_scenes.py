@@ -8,11 +8,10 @@ from collections import Counter
 import clip_benchmark.datasets.builder as clip_benchmark_datasets
 import numpy as np
 import pytest
-from conftest import REPO, contents, read_json
+from conftest import REPO, contents, read_json, run_tool
 from open_clip.tokenizer import SimpleTokenizer
 from shard_files import samples
 
-from open_clip_mdc import cli
 from open_clip_mdc.scenes import rich as rich_world
 from open_clip_mdc.scenes.drawing import render
 from open_clip_mdc.scenes.rich import World
@@ -30,13 +29,13 @@ NUM = {"train": 60, "val": 20, "probe": 120, "pairs": 30}
 
 
 def flags(out, *more):
-    return ["scenes", "--out", str(out), "--world", "rich", *(f"--num-{name}={n}" for name, n in NUM.items()), *more]
+    return ["scenes", "--out", out, "--world", "rich", *(f"--num-{name}={n}" for name, n in NUM.items()), *more]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     out = tmp_path_factory.mktemp("data") / "rich"
-    cli.main(flags(out, "--noise", "0.5"))
+    run_tool(flags(out, "--noise", "0.5"))
     return out
 
 
@@ -148,7 +147,7 @@ def test_pairs_differ_by_the_swap_alone_and_are_false():
 
 def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_path):
     clip = SimpleTokenizer()
-    cli.main(flags(tmp_path / "clean"))
+    run_tool(flags(tmp_path / "clean"))
     for split in ("train", "train-long", "val", "val-long"):
         noisy, clean = (samples(*sorted((folder / split).glob("*.tar"))) for folder in (root, tmp_path / "clean"))
         assert list(noisy) == list(clean)
@@ -160,11 +159,11 @@ def test_a_share_of_training_captions_is_noise_and_of_nothing_else(root, tmp_pat
             wrong += sample["txt"] != clean[name]["txt"]
             assert 5 <= len(clip.encode(sample["txt"].decode())) <= 38
         assert (0.3 * len(noisy) < wrong < 0.7 * len(noisy)) if split.startswith("train") else wrong == 0
-    assert len(read_json(root / "train" / "sizes.json")) == 8
+    assert len(read_json(root / "train/sizes.json")) == 8
 
 
 def test_many_processes_write_the_same_bytes(root, tmp_path):
-    cli.main(flags(tmp_path / "two", "--jobs", "2", "--noise", "0.5"))
+    run_tool(flags(tmp_path / "two", "--jobs", "2", "--noise", "0.5"))
     one, two = contents(root), contents(tmp_path / "two")
     assert len(one) > 40 and one == two
 
@@ -204,7 +203,7 @@ def test_a_probe_asks_for_one_property_and_the_others_vary(root, name, classes):
 def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code_makes(tmp_path):
     words = rich_world.caption_words()
     bpe.write(tmp_path / "made", words)
-    committed = REPO / "model_configs" / "rich_bpe.txt.gz"
+    committed = REPO / "model_configs/rich_bpe.txt.gz"
     assert gzip.decompress((tmp_path / "made").read_bytes()) == gzip.decompress(committed.read_bytes())
     clip, small = SimpleTokenizer(), SimpleTokenizer(bpe_path=str(committed))
     assert all(len(tokenizer.encode(word)) == 1 for word in words for tokenizer in (clip, small))
@@ -212,5 +211,5 @@ def test_every_word_is_one_token_and_the_committed_merges_are_the_ones_this_code
         texts = rich_world.captions(scene, rng)
         assert {*rich_world.words(texts["caption"]), *rich_world.words(texts["long_caption"])} <= set(words)
     for name in ("ViT-Ti-8-rich", "ViT-S-16-128"):
-        config = read_json(REPO / "model_configs" / f"{name}.json")
+        config = read_json(REPO / f"model_configs/{name}.json")
         assert config["text_cfg"]["vocab_size"] == small.vocab_size

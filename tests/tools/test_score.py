@@ -1,6 +1,5 @@
 """Claims about `open_clip_mdc score`, with a real model that is not trained."""
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -54,20 +53,6 @@ def test_every_column_is_the_models(place, tmp_path, flags):
             assert " ".join(token["token"] for token in row["tokens"]) == f"{caption} <end>"
 
 
-def test_csv_and_jsonl_say_the_same_and_blind_images_may_be_others(place, tmp_path):
-    for name in ("s.csv", "s.jsonl"):
-        out = tmp_path / name
-        assert score(place, "--images", place / "few", "--blind-images", place / "many", "--out", out) is None
-    with (tmp_path / "s.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    rows = json_lines(tmp_path / "s.jsonl")
-    assert len(table) == len(rows) == 15
-    for line, row in zip(table, rows, strict=True):
-        assert json.loads(line["tokens"]) == row["tokens"]
-        assert all(float(line[name]) == row[name] for name in ("score", "blind", "debiased"))
-        assert row["debiased"] != 0
-
-
 @pytest.mark.parametrize("images", ["few", "few/00.png"])
 def test_of_few_images_there_is_the_plain_score_alone(place, tmp_path, capsys, images):
     """The mean of one image is that image: blind equalled the plain score and debiased was 0, without a warning."""
@@ -92,10 +77,3 @@ def test_of_few_images_there_is_the_plain_score_alone(place, tmp_path, capsys, i
 def test_a_caption_is_a_line_whatever_else_ends_lines(tmp_path):
     (tmp_path / "c.txt").write_bytes("a\u2028b\x0bc\x85d\n\n e \r\n".encode())
     assert read_captions(str(tmp_path / "c.txt")) == ["a\u2028b\x0bc\x85d", "e"]
-
-
-@pytest.mark.parametrize("command, words", [(("score", "--images", "x.png", "--captions", "nowhere"), "nowhere"),
-                                            (("embed", "nowhere"), "no image or folder nowhere")])
-def test_the_packaged_captioner_is_the_default_as_in_caption(command, words, tmp_path):
-    said = complaint_of(*command, "--out", tmp_path / ("out" if command[0] == "embed" else "out.csv"))
-    assert words in said and "--pretrained" not in said

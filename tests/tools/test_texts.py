@@ -32,13 +32,6 @@ def test_a_list_is_the_same_whoever_saved_it(name, text, read, expected, program
     assert read(str(tmp_path / name)) == expected
 
 
-@pytest.mark.parametrize("read", [score.read_captions, judge.read_captions, read_names])
-def test_what_is_no_utf_8_is_named_with_its_line(read, tmp_path):
-    (tmp_path / "c.jsonl").write_bytes("a star\na café\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"c.jsonl"):
-        read(str(tmp_path / "c.jsonl"))
-
-
 def test_a_blank_line_among_class_names_is_refused_and_a_second_one_said(tmp_path, caplog):
     (tmp_path / "classnames.txt").write_text("dog\n\ncat\n")
     with pytest.raises(ValueError, match="classnames.txt, line 2 is blank"):
@@ -48,9 +41,6 @@ def test_a_blank_line_among_class_names_is_refused_and_a_second_one_said(tmp_pat
     assert "1 lines more than once, such as 'dog'" in caplog.text
 
 
-def test_a_zero_byte_is_a_letter_of_a_caption_and_many_are_another_encoding(tmp_path):
+def test_a_zero_byte_is_a_letter_of_a_caption(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"a dog\0 on a bike\na cat\n")
     assert read_lines(tmp_path / "a.txt") == ["a dog\0 on a bike", "a cat"]
-    (tmp_path / "b.txt").write_bytes("a dog\n".encode("utf-16-le"))
-    with pytest.raises(ValueError, match="b.txt is no UTF-8 text but full of other"):
-        read_lines(tmp_path / "b.txt")

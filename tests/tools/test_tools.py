@@ -61,7 +61,7 @@ def test_help_lists_every_tool_and_every_flag_that_it_names_exists():
     assert re.findall(r"^    ([a-z-]+)\b", text, re.MULTILINE) == list(tools.TOOLS)
     assert set(re.findall(r"--[a-z-]+", text)) == {"--help", "--version"}
     for name in tools.TOOLS:
-        module = (REPO / "src" / "open_clip_mdc" / "cli" / f"{name.replace('-', '_')}.py").read_text()
+        module = (REPO / f"src/open_clip_mdc/cli/{name.replace('-', '_')}.py").read_text()
         sources = {"prepare": ("coco", "shards"), "vq": ("fit", "import")}.get(name)
         known = set().union(*(flags(name, source) for source in sources)) if sources else flags(name)
         examples = re.findall(rf"open_clip_mdc {name} .*", module.split('"""')[1])
@@ -76,8 +76,6 @@ def test_help_begins_with_what_is_needed_and_ends_with_examples_in_groups():
     titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
     assert titles == ["positional arguments", "options", "model", "decoding", "help from a CLIP model", "output",
                       "reading images", "many shards", "examples"]
-    for name in tools.TOOLS:
-        assert len(re.findall(rf"^    open_clip_mdc {name} ", help_of(name), re.MULTILINE)) >= 1
 
 
 def test_list_names_what_the_commands_take(capsys):
@@ -92,9 +90,6 @@ def test_list_names_what_the_commands_take(capsys):
     assert "MDC-BASE" in blocks["models"] and "swap_att" in blocks["datasets"] and "folder" in blocks["datasets"]
     tools.main(["list", "tasks"])
     assert capsys.readouterr().out == blocks["tasks"]
-    with pytest.raises(SystemExit):
-        tools.main(["list", "task"])
-    assert "'task' is none of models, objectives, tasks, datasets (did you mean tasks or" in capsys.readouterr().err
 
 
 def test_a_shell_completes_tools_and_flags():
@@ -103,13 +98,6 @@ def test_a_shell_completes_tools_and_flags():
         said = run("bash", "-c", f"exec 8>&1 9>&2; {sys.executable} -m open_clip_mdc", _ARGCOMPLETE="1", COMP_LINE=line,
                    COMP_POINT=str(len(line)), _ARGCOMPLETE_COMP_WORDBREAKS=" ", IFS="\v").stdout
         assert expected in said
-
-
-def test_shared_flags_have_one_spelling_and_one_meaning():
-    shared = {"--pretrained", "--model", "--device"}
-    images = {"--precision", "--batch-size", "--workers", "--blind-images"}
-    assert shared | images <= flags("caption") & flags("score")
-    assert shared <= flags("search") & flags("embed")
 
 
 def test_the_version_is_the_packages():
