@@ -87,8 +87,9 @@ def test_maps_of_attention_are_float32_whatever_autocast_says():
     model, image = tiny_captioner(), images(2)
     found = model.generate(image, length=3, return_trace=True)
     plain, low = with_and_without(torch.bfloat16, word_maps, model, image, found)
-    for a, b in zip(low, plain, strict=True):  # of one type, and the image was encoded in 8 bits
-        torch.testing.assert_close(a.attention, b.attention, atol=0.01, rtol=0.05)
+    for a, b in zip(low, plain, strict=True):
+        assert a.attention.dtype == torch.float32
+        torch.testing.assert_close(a.attention, b.attention, atol=0.01, rtol=0.05)  # the image was encoded in 8 bits
 
 
 @torch.no_grad()
