@@ -49,6 +49,11 @@ def needs_data(*names: str):
     return pytest.mark.skipif(bool(lacking), reason=f"{SHARED} has no {', '.join(lacking)}")
 
 
+def on_gpu(test: Callable) -> Callable:
+    """Skips a test where there is no GPU."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
+
+
 def untrained_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **caption_cfg) -> OpenCLIPCaptioner:
     """A real Captioner of 60 ids, 12 positions, 32 px, in eval mode."""
     torch.manual_seed(seed)
@@ -63,6 +68,13 @@ def tiny_captioner(objective: str = "mdc", seed: int = 0, layers: int = 2, **cap
     torch.nn.init.normal_(model.text.output.weight, std=0.3)
     torch.nn.init.normal_(model.text.token_embedding.weight, std=0.5)
     return model
+
+
+def with_weights_of(model, objective: str, **caption_cfg) -> OpenCLIPCaptioner:
+    """Another objective's `tiny_captioner` with a model's weights, but for the length head."""
+    other = tiny_captioner(objective, **caption_cfg)
+    other.load_state_dict({name: x for name, x in model.state_dict().items() if not name.startswith("length_head")})
+    return other
 
 
 def magnified(objective: str, **caption_cfg) -> OpenCLIPCaptioner:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from safetensors.torch import save
 
-MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "I;16", "F")
-READ = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000", "PPM")
-FOREIGN = (*READ, "TGA", "ICO", "SGI", "PCX", "EPS", "PDF", "DDS")
+MODES = "1 L LA P PA RGB RGBA RGBX CMYK YCbCr LAB HSV I I;16 F".split()
+READ = "JPEG PNG WEBP BMP GIF TIFF AVIF JPEG2000 PPM".split()
+FOREIGN = [*READ, *"TGA ICO SGI PCX EPS PDF DDS".split()]
 ORIENTATION = 0x0112
 
 randoms = st.integers(0, 2 ** 32 - 1).map(Random)  # sources of chance that a failing example names
@@ -67,7 +67,7 @@ class Tar(NamedTuple):
 def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, size: int | None = None) -> bytes:
     """The blocks of a member. A size that is given may be more than its bytes."""
     info = tarfile.TarInfo(name)
-    info.size, info.type, info.linkname = len(data) if size is None else size, kind, "000.png" * (kind in b"12")
+    info.size, info.type, info.linkname = size or len(data), kind, "000.png" * (kind in b"12")
     return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
 
 
@@ -113,18 +113,16 @@ def tars(draw, largest: int, largest_text: int) -> Tar:
         largest: bytes of a member that are read.
         largest_text: bytes of a text or a header that are read.
     """
-    rng, keys = draw(randoms), [f"{i:03d}" for i in range(6)]
-    pairs, end = [pair(key, i) for i, key in enumerate(keys)], bytes(1024)
-    whole, half = b"".join(pairs) + end, len(b"".join(pairs[:3]))
+    rng, keys = draw(randoms), "000 001 002 003 004 005".split()
+    pairs = [pair(key, i) for i, key in enumerate(keys)]
+    whole, half = b"".join(pairs) + bytes(1024), len(b"".join(pairs[:3]))
     kind = draw(st.sampled_from(("names", "links", "cut", "bit", "end", "size", "gzip", "cut gzip", *GIANTS)))
     if kind == "names":
-        odd = rng.sample(("../escape", "/tmp/escape", "a/../../b", "ä 犬", "n" * 300, "a\nb", "-rf", "x.y.z", "<b>"), 3)
-        if "n" * 300 in odd:
-            odd.remove("n" * 300)  # which needs a header of its own
+        odd = rng.sample(("../escape", "/tmp/escape", "a/../../b", "ä 犬", "a\nb", "-rf", "x.y.z", "<b>"), 3)
         return Tar(b"".join(map(pair, odd)) + whole, [*odd, *keys], False)
     if kind == "links":
-        links = ((tarfile.SYMTYPE, "l"), (tarfile.LNKTYPE, "h"), (tarfile.FIFOTYPE, "f"), (tarfile.DIRTYPE, "d"))
-        return Tar(b"".join(member(f"{name}.png", kind=of) for of, name in links) + whole, keys, False)
+        links = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
+        return Tar(b"".join(member(f"{of.decode()}.png", kind=of) for of in links) + whole, keys, False)
     if kind == "bit":
         place = rng.choice((rng.randrange(512), half + rng.randrange(500)))
         return Tar(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1:], keys, True)
@@ -192,7 +190,7 @@ def damaged_weights(draw, state: dict[str, torch.Tensor], whole: bytes) -> tuple
     place, name = rng.randrange(len(whole) - 8), rng.choice([n for n, x in state.items() if x.is_floating_point()])
     changed = state[name].clone()
     if kind == "not finite":
-        changed.view(-1)[rng.randrange(changed.numel())] = rng.choice((float("nan"), float("inf"), -float("inf")))
+        changed.view(-1)[rng.randrange(changed.numel())] = float(rng.choice(("nan", "inf", "-inf")))
         return kind, save({**state, name: changed})
     if kind == "type":
         return kind, save({**state, name: changed.to(rng.choice((torch.int8, torch.float8_e4m3fn, torch.bool)))})
@@ -219,8 +217,7 @@ def noise(rng: Random, width: int, height: int) -> Image.Image:
 @st.composite
 def images(draw) -> bytes:
     """A picture of any format, mode, size and orientation that Pillow writes. Some are damaged."""
-    rng, image = draw(randoms), None
-    kind, mode = draw(st.sampled_from(FOREIGN)), draw(st.sampled_from(MODES))
+    rng, kind, mode = draw(randoms), draw(st.sampled_from(FOREIGN)), draw(st.sampled_from(MODES))
     exif = Image.Exif()
     exif[ORIENTATION] = draw(st.integers(1, 9))
     image = noise(rng, rng.randrange(1, 40), rng.randrange(1, 40))

@@ -53,6 +53,29 @@ def reveal(truth, mask, table_of):
         text[place] = truth[place]
 
 
+def mask_values(model, image, text):
+    """{hidden positions: what Eq. 8 averages} for every mask there is: 1/n times the sum over the n hidden tokens."""
+    text, valid = read(text)
+    masks = [m for n in range(1, len(text)) for m in itertools.combinations(range(1, len(text)), n)]
+    noisy = text.repeat(len(masks), 1)
+    for row, hidden in zip(noisy, masks, strict=True):
+        row[list(hidden)] = MASK
+    found = log_probs(model, image, noisy, valid)
+    return {hidden: sum(logp[i, text[i]].item() for i in hidden) / len(hidden)
+            for hidden, logp in zip(masks, found, strict=True)}
+
+
+def eq_8(values, counts=None):
+    """Return the sum over n of the mean over all masks of n tokens. Over some counts only, it is N times their mean.
+
+    This is Eq. 5 with t in (0, 1], too. Its NELBO of N tokens is the integral over t of 1/t * sum over masks M of
+    t^|M| (1-t)^(N-|M|) * NLL(M), and int t^(n-1) (1-t)^(N-n) dt = (n-1)! (N-n)! / N! = 1/n * 1/(masks of n tokens).
+    """
+    num_tokens = max(map(len, values))
+    counts = counts or range(1, num_tokens + 1)
+    return num_tokens * np.mean([np.mean([v for hidden, v in values.items() if len(hidden) == n]) for n in counts])
+
+
 def attend(q, k, v, heads, causal):
     """Attention written out, head by head: [L, W], and its weights [H, L, L or P]."""
     out, weights = [], []

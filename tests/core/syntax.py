@@ -5,8 +5,8 @@ from importlib import import_module
 
 PLUGGED = ("open_clip", "open_clip_train", "clip_benchmark", "webdataset", "timm")
 UPSTREAM = (*PLUGGED, "torch", "torchvision", "PIL", "transformers", "pycocoevalcap")
-MUTATORS = {"update", "append", "extend", "insert", "pop", "popitem", "setdefault", "clear", "remove", "add", "discard",
-            "sort", "reverse", "__setitem__", "__delitem__", "__ior__", "__iadd__"}
+MUTATORS = ("update append extend insert pop popitem setdefault clear remove add discard sort reverse __setitem__ "
+            "__delitem__ __ior__ __iadd__").split()
 SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__"}
 
 
@@ -70,17 +70,16 @@ def upstream_writes(source: str) -> list[int]:
     names = upstream_names(tree)
     lines = []
     for node in ast.walk(tree):
-        if getattr(node, "id", getattr(node, "attr", None)) in SETTERS:
-            lines.append(node.lineno)
+        owner = None
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            if is_upstream(resolve(node.value, names)):
-                lines.append(node.lineno)
-        if isinstance(node, ast.AugAssign) and is_upstream(resolve(node.target, names)):
-            lines.append(node.lineno)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            owner = resolve(node.value, names)
+        elif isinstance(node, ast.AugAssign):
+            owner = resolve(node.target, names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
             owner = resolve(node.func.value, names)
-            if is_upstream(owner) and not is_module(owner):
-                lines.append(node.lineno)
+            owner = None if owner and is_module(owner) else owner
+        if is_upstream(owner) or getattr(node, "id", getattr(node, "attr", None)) in SETTERS:
+            lines.append(node.lineno)
     return lines
 
 

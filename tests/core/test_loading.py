@@ -3,11 +3,10 @@ import os
 from types import SimpleNamespace
 
 import open_clip
-import pandas as pd
 import pytest
 import torch
 from benchmark.models import CLIP_CONFIG
-from conftest import images, json_lines, run, write_json
+from conftest import images, json_lines, on_gpu, picture, png, run, write_csv, write_json, write_tar
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 from training import equal, open_clip_train_each, pipeline, train_flags, weights
@@ -15,7 +14,6 @@ from training import equal, open_clip_train_each, pipeline, train_flags, weights
 import open_clip_mdc
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
 from open_clip_mdc.data.images import open_image
-from open_clip_mdc.data.shards import tar_writer
 from open_clip_mdc.integration import prefetch as loading
 from open_clip_mdc.integration import training as hooks
 from open_clip_mdc.integration.data import seed_noise
@@ -28,26 +26,24 @@ SHARDS, PER_SHARD = 4, 12
 def data(tmp_path_factory):
     """48 images, as 4 shards of two captions each and as a csv file of one caption each."""
     folder = tmp_path_factory.mktemp("data")
-    rows = []
+    rows = [("filepath", "title")]
     for shard in range(SHARDS):
-        with tar_writer(folder / f"{shard}.tar") as write:
-            for i in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
-                path = folder / f"{i}.png"
-                Image.effect_noise((40, 40), 10 + 5 * i).convert("RGB").save(path)
-                captions = f"a red circle number {i}", f"a blue square number {i}"
-                write.write({"__key__": str(i), "png": path.read_bytes(), "txt": CAPTION_SEPARATOR.join(captions)})
-                rows.append({"filepath": str(path), "title": captions[0]})
-    pd.DataFrame(rows).to_csv(folder / "train.csv", sep="\t", index=False)
+        content = {}
+        for i in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
+            captions = f"a red circle number {i}", f"a blue square number {i}"
+            rows.append((folder / picture(folder / f"{i}.png", i), captions[0]))
+            content |= {f"{i}.png": png(i), f"{i}.txt": CAPTION_SEPARATOR.join(captions).encode()}
+        write_tar(folder / f"{shard}.tar", content)
+    write_csv(folder / "train.csv", rows, delimiter="\t")
     return folder
 
 
+# More samples an epoch than there are: a worker reads its shards more than once.
+SOURCES = {"csv": "--dataset-type csv", "webdataset": "--dataset-type webdataset --train-num-samples 80",
+           "resampled": "--dataset-type webdataset --train-num-samples 80 --dataset-resampled"}
 # where samples come from, workers, models
-CASES = [
-    ("webdataset", "0", "MDC-ViT-Ti-8"), ("webdataset", "0", "ViT-Ti-8"),
-    ("webdataset", "2", "MDC-ViT-Ti-8"), ("webdataset", "2", "ViT-Ti-8"),
-    ("csv", "2", "MDC-ViT-Ti-8"), ("csv", "2", "ViT-Ti-8"),
-    ("resampled", "0", "MDC-ViT-Ti-8"), ("resampled", "2", "MDC-ViT-Ti-8"),
-]
+CASES = ["webdataset_0_MDC-ViT-Ti-8", "webdataset_0_ViT-Ti-8", "webdataset_2_MDC-ViT-Ti-8", "webdataset_2_ViT-Ti-8",
+         "csv_2_MDC-ViT-Ti-8", "csv_2_ViT-Ti-8", "resampled_0_MDC-ViT-Ti-8", "resampled_2_MDC-ViT-Ti-8"]
 
 
 @pytest.fixture(scope="module")
@@ -58,30 +54,23 @@ def runs(data, tmp_path_factory):
     """
     logs = tmp_path_factory.mktemp("logs")
 
-    def argv(name, case, *more):
-        source, workers, model = case
-        path = data / "train.csv" if source == "csv" else data / f"{{0..{SHARDS - 1}}}.tar"
-        # More samples an epoch than there are: a worker reads its shards more than once.
-        flags = ["--dataset-type", "csv"] if source == "csv" else ["--dataset-type", "webdataset",
-                                                                   "--train-num-samples", "80"]
-        flags += ["--dataset-resampled"] if source == "resampled" else []
-        return train_flags(*flags, "--batch-size", "8", "--lr-scheduler", "const", *more, data=path, logs=logs,
-                           name=f"{name}-{'-'.join(case)}", model=model, workers=workers)
+    def argvs(name, more):
+        for case in CASES:
+            source, workers, model = case.split("_")
+            path = data / ("train.csv" if source == "csv" else f"{{0..{SHARDS - 1}}}.tar")
+            yield train_flags(SOURCES[source], "--batch-size 8 --lr-scheduler const", more, data=path, logs=logs,
+                              name=f"{name}-{case}", model=model, workers=workers)
 
-    open_clip_train_each(*[argv("unbroken", case, "--epochs", "2") for case in CASES],
-                         *[argv("other", case, "--epochs", "1", "--seed", "1") for case in CASES])
-    open_clip_train_each(*[argv("broken", case, "--epochs", "1") for case in CASES],
-                         *[argv("broken", case, "--epochs", "2", "--resume", "latest") for case in CASES])
+    open_clip_train_each(*argvs("unbroken", "--epochs 2"), *argvs("other", "--seed 1"))
+    open_clip_train_each(*argvs("broken", "--epochs 1"), *argvs("broken", "--epochs 2 --resume latest"))
     return logs
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", CASES)
 def test_a_seed_is_a_seed_and_a_resumed_run_equals_the_unbroken_one(runs, case):
-    name = "-".join(case)
-    first = weights(runs, 1, f"unbroken-{name}")
-    assert equal(first, weights(runs, 1, f"broken-{name}")), "two runs of one seed differ"
-    assert equal(weights(runs, 2, f"unbroken-{name}"), weights(runs, 2, f"broken-{name}"))
-    assert not equal(first, weights(runs, 1, f"other-{name}")), "two seeds give one run"
+    for epoch in (1, 2):
+        assert equal(weights(runs, epoch, f"unbroken-{case}"), weights(runs, epoch, f"broken-{case}"))
+    assert not equal(weights(runs, 1, f"unbroken-{case}"), weights(runs, 1, f"other-{case}"))
 
 
 def order(data, seed=0, rank=0, epochs=(0,)) -> list[list[tuple[int, str]]]:
@@ -110,8 +99,7 @@ def test_order_and_captions_differ_between_passes_epochs_seeds_and_ranks_and_rep
 def test_webdataset_batches_are_pinned_where_there_is_a_gpu(data):
     for device in ("cpu", "cuda:0"):
         for is_train in (True, False):
-            info = pipeline(data / "0.tar", pil_to_tensor, is_train, train_num_samples=12, batch_size=4, workers=1,
-                            device=device)
+            info = pipeline(data / "0.tar", pil_to_tensor, is_train, workers=1, device=device)
             assert info.dataloader.pipeline[0].pin_memory is (device == "cuda:0")
 
 
@@ -126,13 +114,13 @@ def test_images_normalised_on_the_device_equal_upstreams_to_the_last_bit(aug_cfg
     _, transform, _ = open_clip_mdc.create_model_and_transforms("ViT-Ti-8", aug_cfg=aug_cfg)
     as_bytes, normalize = loading.split_normalization(transform)
     image = Image.effect_noise((50, 40), 80).convert(mode)
-    made = []
-    for function in (transform, as_bytes):
-        seed_noise(0)
-        made.append(function(image))
-    assert made[1].dtype == torch.uint8 and made[1].is_contiguous()
-    [(batch, text)] = loading.PrefetchLoader([(made[1][None], torch.ones(1))], "cpu", normalize)
-    assert torch.equal(batch[0], made[0]) and torch.equal(text, torch.ones(1))
+    seed_noise(0)
+    expected = transform(image)
+    seed_noise(0)
+    found = as_bytes(image)
+    assert found.dtype == torch.uint8 and found.is_contiguous()
+    [(batch, text)] = loading.PrefetchLoader([(found[None], torch.ones(1))], "cpu", normalize)
+    assert torch.equal(batch[0], expected) and torch.equal(text, torch.ones(1))
 
 
 def test_a_transform_that_does_not_end_in_normalisation_stays_as_it_is():
@@ -148,10 +136,9 @@ def test_a_clip_model_trains_and_validates_as_by_openclip_alone_bit_for_bit_but_
     """By OpenCLIP's own `main`, first without the plug-in, where each epoch is given the seeds of the plug-in's."""
     write_json(tmp_path / "Tiny-ViT.json", CLIP_CONFIG)
     csv = data / "train.csv"
-    alone, registered = (train_flags("--batch-size", "8", "--epochs", "2", "--dataset-type", "csv", "--val-data", csv,
-                                     "--grad-clip-norm", "1", "--aug-cfg", "color_jitter=(0.4, 0.4, 0.4, 0.1)",
-                                     "color_jitter_prob=0.8", data=csv, logs=tmp_path, name=name, model="Tiny-ViT")
-                         for name in ("alone", "registered"))
+    alone, registered = (train_flags("--batch-size 8 --epochs 2 --grad-clip-norm 1 --val-data", csv, "--aug-cfg",
+                                     "color_jitter=(0.4, 0.4, 0.4, 0.1)", "color_jitter_prob=0.8", data=csv,
+                                     logs=tmp_path, name=name, model="Tiny-ViT") for name in ("alone", "registered"))
     run("python", "-c", f"""
 import open_clip, open_clip_mdc
 from open_clip_mdc.integration.data import seed_noise
@@ -174,23 +161,20 @@ main.main({registered!r})
         assert equal(one["state_dict"], other["state_dict"])
         for state, same in zip(*(x["optimizer"]["state"].values() for x in (one, other)), strict=True):
             assert equal(state, same)
-    one, other = (tmp_path / name / "checkpoints" / "results.jsonl" for name in ("alone", "registered"))
-    assert one.read_text() == other.read_text() and len(one.read_text().splitlines()) == 2
+    one, other = (json_lines(tmp_path / name / "checkpoints" / "results.jsonl") for name in ("alone", "registered"))
+    assert one == other and len(one) == 2
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_each_batch_is_sent_before_the_one_before_it_is_used(count):
-    events = []
-    for batch in loading.one_ahead(range(count), lambda i: events.append(("sent", i)) or i):
-        events.append(("used", batch))
-    expected = [("sent", 0)][:count]
-    for i in range(count):
-        expected += [("sent", i + 1)] * (i + 1 < count) + [("used", i)]
-    assert events == expected
+    """At i batch i is sent, and at i + 1.5 it is used."""
+    times = []
+    for batch in loading.one_ahead(range(count), lambda i: times.append(i) or i):
+        times.append(batch + 1.5)
+    assert times == sorted((*range(count), *(i + 1.5 for i in range(count))))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 def test_batches_on_a_gpu_equal_those_on_the_cpu():
     model, transform, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     _, normalize = loading.split_normalization(transform)
@@ -211,21 +195,16 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_shards_without_a_batch_that_can_be_read_end_training_in_one_line(data, tmp_path, workers):
     """Upstream reads them again, for ever: three pairs of a batch of four, one broken image, one without caption."""
-    good = (data / "0.png").read_bytes()
-    with tar_writer(tmp_path / "0.tar") as write:
-        for i, image in enumerate([good, good, good, good[:40]]):
-            write.write({"__key__": str(i), "png": image, "txt": "a red circle"})
-        write.write({"__key__": "9", "png": good})
-    tokenize = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")
-    for size, passes in ((3, True), (4, False)):
-        info = pipeline(tmp_path / "0.tar", to_tensor, True, tokenize, batch_size=size, workers=workers,
-                        train_num_samples=16)
-        if passes:
-            assert len(loading.pair(next(iter(info.dataloader)))[0]) == 3
-            continue
-        with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer readable pairs "
-                                             "than --batch-size: "):
-            next(iter(info.dataloader))
+    content = {}
+    for i, size in enumerate((None, None, None, 40)):
+        content |= {f"{i}.png": png(i)[:size], f"{i}.txt": b"a red circle"}
+    write_tar(tmp_path / "0.tar", {**content, "9.png": png(9)})
+    enough, few = (iter(pipeline(tmp_path / "0.tar", to_tensor, True, open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8"),
+                                 batch_size=size, workers=workers, train_num_samples=16).dataloader) for size in (3, 4))
+    assert len(loading.pair(next(enough))[0]) == 3
+    with pytest.raises(ValueError, match="0.tar: the shards of data worker 0 hold fewer readable pairs "
+                                         "than --batch-size: "):
+        next(few)
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
@@ -247,7 +226,7 @@ def test_validation_forgets_what_a_killed_run_said_of_epochs_that_it_did_not_sav
     path = tmp_path / "results.jsonl"
     hooks.forget_from(1, path)
     assert not path.exists()
-    one, two, three = (f'{{"nelbo": {n}.5, "epoch": {n}}}\n' for n in (1, 2, 3))
+    one, two, three = (f'{{"nelbo": {n}.5, "epoch": {n}}}\n' for n in "123")
     own = '{"imagenet-zeroshot-val-top1": 0.5}\n'  # upstream's, of a run without --val-data
     for text, epoch, kept in [(one + two + three, 4, one + two + three), (one + two + three, 2, one), (one, 1, ""),
                               (one + two + three[:-5], 3, one + two), (one + "\0\0", 2, one), ("[]\n", 1, ""),

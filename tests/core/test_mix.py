@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, captions, complaint_of, images, run_folder, seeded, tiny_captioner
+from conftest import VOCAB, captions, complaint_of, images, refused, run_folder, seeded, tiny_captioner, with_weights_of
 
 import open_clip_mdc
 from clip_benchmark_ext.flags import Flags, decoding_options, scoring_options
@@ -17,12 +17,6 @@ from open_clip_mdc.text.packing import pack
 U = stratified_uniform(8, 0.3)
 
 
-def with_weights_of(model, objective, **cfg):
-    other = tiny_captioner(objective, **cfg)
-    other.load_state_dict({name: x for name, x in model.state_dict().items()
-                           if objective != "arc" or not name.startswith("length_head")})
-    return other
-
 
 def packed(model, text, u=U):
     return pack(text, model.corrupt(text, u, seeded(1)), VOCAB)
@@ -34,14 +28,13 @@ def loss_of(model, text):
     with torch.autocast("cpu", torch.bfloat16):
         loss = CaptionLoss()(**model(images(len(text)), packed(model, text)) | {"length_nll": None})
     loss.backward()
-    return loss, [p.grad for p in model.text.parameters()]
+    return [loss, *(p.grad for p in model.text.parameters())]
 
 
 @pytest.mark.parametrize(("share", "objective"), [(0.0, "mdc"), (1.0, "arc")])
 def test_the_ends_of_the_mix_are_mdc_and_arc_to_the_bit(share, objective):
     mix, text = tiny_captioner("mix", autoregressive_share=share), captions([5, 9, 12, 2] * 2)
-    (loss, grads), (expected, others) = (loss_of(model, text) for model in (mix, with_weights_of(mix, objective)))
-    assert torch.equal(loss, expected) and all(map(torch.equal, grads, others))
+    assert all(map(torch.equal, loss_of(mix, text), loss_of(with_weights_of(mix, objective), text)))
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
@@ -78,10 +71,9 @@ def test_it_captions_and_scores_both_ways():
 
 
 def test_what_a_mix_cannot_do_is_refused_in_one_line(here, photos):
-    with pytest.raises(ValueError, match=r"autoregressive_share is 0.25: .* 0 for any other"):
-        CaptionCfg(autoregressive_share=0.25)
-    with pytest.raises(ValueError, match="it must be 0 to 1"):
-        CaptionCfg(objective="mix", autoregressive_share=1.5)
+    said = refused(ValueError, CaptionCfg, autoregressive_share=0.25)
+    assert "autoregressive_share is 0.25: " in said and " 0 for any other" in said
+    assert "it must be 0 to 1" in refused(ValueError, CaptionCfg, objective="mix", autoregressive_share=1.5)
     assert [cfg["autoregressive_share"] for _, cfg in readings("Mix-ViT-Ti-8-arc12.5")] == [0.125]
     for folder, name in (("mix", "Mix-ViT-Ti-8-arc25"), ("arc", "ARC-ViT-Ti-8")):
         run_folder(here / folder, name)
@@ -95,8 +87,7 @@ def test_what_a_mix_cannot_do_is_refused_in_one_line(here, photos):
             Path("c.jsonl").unlink()
     model = open_clip_mdc.load("mix")
     assert model.caption(photos, length="auto") != model.caption(photos) == model.caption(photos, num_beams=6)
-    with pytest.raises(ValueError, match="num_beams is not supported"):
-        model.caption(photos, num_beams=2, length=6)
+    assert "num_beams is not supported" in refused(ValueError, model.caption, photos, num_beams=2, length=6)
 
 
 def test_the_flags_of_the_benchmark_choose_the_way():
@@ -106,12 +97,12 @@ def test_the_flags_of_the_benchmark_choose_the_way():
     assert decoding_options(None, Flags(tokens_per_step=2), cfg) == {"length": 15, "tokens_per_step": 2}
     assert decoding_options(None, Flags(caption_length="auto"), cfg) == {"length": "auto", "tokens_per_step": 1}
     assert scoring_options(None, Flags(scorer="autoregressive"), cfg) == {"method": "autoregressive", "alpha": 1.0}
-    with pytest.raises(ValueError, match="read from left to right"):
-        decoding_options(None, Flags(sampler="beam"), CaptionCfg())
+    said = refused(ValueError, decoding_options, None, Flags(sampler="beam"), CaptionCfg())
+    assert "read from left to right" in said
 
 
 def test_settings_that_came_later_change_no_fingerprint_of_a_model_without_them():
     """Names of kept results hold the settings of the first release, as `repr` lists them, and `block_sizes`."""
-    assert re.findall(r"(\w+)=", repr(CaptionCfg(objective="mix", autoregressive_share=0.5))) == [
-        "objective", "t_min", "t_max", "loss_weight", "regions", "length_head", "time_embedding", "aux_weight",
-        "condition_drop", "condition_mask", "condition_zeros", "block_sizes", "contrastive_weight"]
+    assert " ".join(re.findall(r"(\w+)=", repr(CaptionCfg(objective="mix", autoregressive_share=0.5)))) == (
+        "objective t_min t_max loss_weight regions length_head time_embedding aux_weight condition_drop condition_mask "
+        "condition_zeros block_sizes contrastive_weight")

@@ -1,14 +1,16 @@
 """Claims about the forward process, time and the loss (Eqs. 1, 4, 5, Algorithm 1)."""
 import ast
-import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
-from conftest import REPO, VOCAB, captions, images, seeded, tiny_captioner
+from conftest import REPO, VOCAB, captions, images, refused, seeded, tiny_captioner
 from hypothesis import given
 from hypothesis import strategies as st
+from likelihoods import eq_8, mask_values
 from strategies import examples
+from torch.testing import assert_close
 
 from open_clip_mdc.integration import validation
 from open_clip_mdc.integration.validation import nelbo
@@ -19,7 +21,7 @@ from open_clip_mdc.objectives.masked import loss_weight, sample_t
 from open_clip_mdc.objectives.registry import OBJECTIVES
 from open_clip_mdc.objectives.times import golden_ratio_points, stratified_uniform
 from open_clip_mdc.text.packing import NoisedCaptions, Predicted, pack
-from open_clip_mdc.text.special_tokens import mask_id, target_tokens, valid_tokens
+from open_clip_mdc.text.special_tokens import mask_id, target_tokens
 
 INTERVALS = [(0.0, 1.0), (0.3, 0.8), (0.4, 0.9), (0.5, 1.0), (0.15, 0.15), (1.0, 1.0)]
 
@@ -40,7 +42,7 @@ def test_times_lie_one_in_each_stratum_of_the_global_batch_and_of_each_ranks(int
     ranks = [stratified_uniform(batch, u0, rank, world_size) for rank in range(world_size)]
     for u in (torch.cat(ranks), *ranks):
         n, u = len(u), u.sort().values
-        torch.testing.assert_close(u - u[0], torch.arange(n, dtype=torch.float64) / n)
+        assert_close(u - u[0], torch.arange(n, dtype=torch.float64) / n)
         assert 0 < u[0] <= 1 / n + 1e-12
         t = sample_t(u, *interval)
         assert t.dtype == torch.float32 and (t > 0).all() and (t >= interval[0]).all() and (t <= interval[1]).all()
@@ -81,39 +83,17 @@ def test_cappa_reads_one_sample_in_four_left_to_right():
     assert torch.equal(out.t, 1 - out.causal.float())
 
 
-def test_weights_of_the_table():
-    t = torch.tensor([0.25, 0.5, 1.0])
-    assert loss_weight(t).tolist() == [4.0, 2.0, 1.0] and loss_weight(t, "none").tolist() == [1.0, 1.0, 1.0]
+def test_tokens_that_are_not_weighted_weigh_1():
+    assert loss_weight(torch.tensor([0.25]), "none").tolist() == [1.0]
 
 
-def test_loss_is_the_hand_computed_sum():
-    loss = CaptionLoss()
-    nll = torch.tensor([[0.0, 2.0, 3.0], [0.0, 5.0, 0.0]])
-    weight = torch.tensor([[0.0, 2.0, 0.0], [0.0, 4.0, 0.0]])
-    num_target = torch.tensor([2.0, 1.0])
-    assert loss(nll, weight, num_target).item() == pytest.approx((2 * 2 + 4 * 5) / 3)
-    assert loss(nll, weight, num_target, output_dict=True).keys() == {"caption_loss"}
-    with pytest.raises(ValueError, match=r"losses \[\] of 2 tokens"):
-        loss(nll.mean(), weight, num_target)
+def test_a_loss_that_is_no_longer_of_each_token_is_refused():
+    assert "losses [] of 2 tokens" in refused(ValueError, CaptionLoss(), torch.ones(()), torch.ones(2), torch.ones(1))
 
 
 def exact_nelbo(model, image, text) -> float:
-    """Every mask of a caption, weighted as Eq. 5 with t in (0, 1] weights it.
-
-    The NELBO of N tokens is the integral over t of 1/t * sum over masks M of t^|M| (1-t)^(N-|M|) * NLL(M), and
-    int t^(m-1) (1-t)^(N-m) dt = (m-1)! (N-m)! / N!.
-    """
-    positions = target_tokens(text, VOCAB)[0].nonzero().flatten().tolist()
-    n, exact = len(positions), 0.0
-    with torch.no_grad():
-        for m in range(1, n + 1):
-            beta = math.factorial(m - 1) * math.factorial(n - m) / math.factorial(n)
-            for hidden in itertools.combinations(positions, m):
-                noisy = text.clone()
-                noisy[0, list(hidden)] = mask_id(VOCAB)
-                logp = model.logits(image, noisy, valid_tokens(text, VOCAB))[0].log_softmax(-1)
-                exact -= beta * sum(logp[p, text[0, p]].item() for p in hidden)
-    return exact
+    """Every mask of a caption, weighted as Eq. 5 with t in (0, 1] weights it."""
+    return -eq_8(mask_values(model, image[0], text[0]))
 
 
 def test_loss_is_an_unbiased_estimate_of_the_exact_nelbo():
@@ -125,8 +105,8 @@ def test_loss_is_an_unbiased_estimate_of_the_exact_nelbo():
             many = text.expand(len(u), -1)
             prepared = pack(many, model.corrupt(many, u, seeded(int(u[0] * 1e6))), VOCAB)
             got = model(image.expand(len(u), -1, -1, -1), prepared)
-            estimates.append(prepared.sum_rows(got["token_weight"] * got["token_nll"]))
-    estimates, exact = torch.cat(estimates), exact_nelbo(model, image, text)
+            estimates += prepared.sum_rows(got["token_weight"] * got["token_nll"])
+    estimates, exact = torch.stack(estimates), exact_nelbo(model, image, text)
     # t is stratified, so the error is below that of independent draws, which the sample variance measures.
     standard_error = estimates.std() / math.sqrt(draws)
     assert abs(estimates.mean() - exact) < 4 * standard_error
@@ -138,10 +118,10 @@ def test_what_one_view_hides_the_other_shows():
     out, target = corrupt(text, u, "complementary", seed=3, t_min=0.2, t_max=0.6), target_tokens(text, VOCAB)
     first, second = out.loss_mask[::2], out.loss_mask[1::2]
     assert torch.equal(first ^ second, target) and not (first & second).any() and first.any() and second.any()
-    torch.testing.assert_close(out.t, torch.tensor([0.4, 0.6, 0.6, 0.4, 0.24, 0.76]))
+    assert_close(out.t, torch.tensor([0.4, 0.6, 0.6, 0.4, 0.24, 0.76]))
     assert torch.equal(out.text, text.repeat_interleave(2, 0).masked_fill(out.loss_mask, mask_id(VOCAB)))
     assert torch.equal(out.target, target.repeat_interleave(2, 0))
-    torch.testing.assert_close(out.weight, out.loss_mask / out.t[:, None])
+    assert_close(out.weight, out.loss_mask / out.t[:, None])
     assert not torch.equal(corrupt(text, u, "complementary", seed=4, t_min=0.2, t_max=0.6).loss_mask, out.loss_mask)
 
 
@@ -161,17 +141,13 @@ def test_two_views_look_at_one_image_and_give_the_mean_of_their_losses():
     text, image = captions([5, 9, 7]), images(3)
     corrupted = model.corrupt(text)
     looks = []
-    hook = model.visual.register_forward_hook(lambda module, args, out: looks.append(len(args[0])))
-    out = model(image, pack(text, corrupted, VOCAB))
-    hook.remove()
-    assert looks == [3] and out["length_nll"].shape == (3,)
-    losses = []
-    for view in (0, 1):
-        rows = NoisedCaptions(*(x[view::2] if isinstance(x, torch.Tensor) else x for x in corrupted))
-        losses.append(CaptionLoss()(**model(image, pack(text, rows, VOCAB)), output_dict=True))
-    both = CaptionLoss()(**out, output_dict=True)
-    assert both["caption_loss"].item() == pytest.approx(sum(x["caption_loss"].item() for x in losses) / 2, rel=1e-5)
-    assert both["length_loss"].item() == pytest.approx(losses[0]["length_loss"].item(), rel=1e-5)
+    model.visual.register_forward_hook(lambda module, args, out: looks.append(len(args[0])))
+    views = (NoisedCaptions(*(x[view::2] if isinstance(x, torch.Tensor) else x for x in corrupted)) for view in (0, 1))
+    both, *alone = (model(image, pack(text, rows, VOCAB)) for rows in (corrupted, *views))
+    assert looks == [3] * 3
+    assert_close(both["length_nll"], alone[0]["length_nll"])
+    loss, *losses = (CaptionLoss()(**out | {"length_nll": None}) for out in (both, *alone))
+    assert_close(loss, sum(losses) / 2, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("objective", ["mdc", "complementary", "two-views", "mcd"])
@@ -181,26 +157,30 @@ def test_the_bound_is_of_all_times_whatever_the_interval_trained(objective):
     assert torch.allclose(found.t.double(), u, atol=0.006)  # diffusion in steps rounds them up
 
 
+def twelve_thousand(model, image, text) -> dict[str, float]:
+    """The validation of a caption as many times."""
+    return nelbo(model, [(image.expand(1000, -1, -1, -1), text.expand(1000, -1))] * 12, "cpu")
+
+
 @pytest.mark.parametrize("objective", ["mdc", "arc", "cappa"])
 def test_validation_is_the_nelbo_whatever_the_interval_trained(objective):
     """Against enumeration (mdc) and the exact likelihood (the others)."""
     model = tiny_captioner(objective)
     text, image = captions([5]), images(1)
-    data = [(image.expand(1000, -1, -1, -1), text.expand(1000, -1))] * 12
-    exact = exact_nelbo(model, image, text) if objective == "mdc" else \
-        -model.log_likelihood(image, text, "autoregressive").item()
-    tolerance = 0.03 if objective == "mdc" else 1e-5
-    assert nelbo(model, data, "cpu")["nelbo_per_caption"] == pytest.approx(exact, rel=tolerance)
+    exact, tolerance = (exact_nelbo(model, image, text), 0.03) if objective == "mdc" else (
+        -model.log_likelihood(image, text, "autoregressive").item(), 1e-5)
+    assert twelve_thousand(model, image, text)["nelbo_per_caption"] == pytest.approx(exact, rel=tolerance)
 
 
 @pytest.mark.parametrize("objective", ["mdc", "arc", "mcd", "mcd-replace", "mcd-absorbing", "block-diffusion"])
 def test_validation_is_of_as_many_samples_as_are_asked_for_whatever_the_batch_size(objective):
     mixture = {"block_sizes": [2, 3]} if objective == "block-diffusion" else {}
-    model, text, image = tiny_captioner(objective, **mixture), captions([5, 9, 12, 4, 7, 3, 8]), images(7)
+    model, lengths, image = tiny_captioner(objective, **mixture), [5, 9, 12, 4, 7, 3, 8], images(7)
+    text = captions(lengths)
     for limit in (2, 3, 5, 9):
         right = nelbo(model, [(image[:limit], text[:limit])], "cpu")
-        number = sum(([5, 9, 12, 4, 7, 3, 8])[:limit]) - min(limit, 7)  # without SOT, and without what fills a block
-        assert right["nelbo_per_caption"] / right["nelbo_per_token"] == pytest.approx(number / min(limit, 7))
+        number = np.mean(lengths[:limit]) - 1  # without SOT, and without what fills a block
+        assert right["nelbo_per_caption"] / right["nelbo_per_token"] == pytest.approx(number)
         for size in (1, 2, 3, 7):
             batches = zip(image.split(size), text.split(size), strict=True)
             # The relative error of a perplexity is the absolute one of its logarithm, some nats.
@@ -209,12 +189,11 @@ def test_validation_is_of_as_many_samples_as_are_asked_for_whatever_the_batch_si
 
 def test_validation_of_mask_and_replace_is_the_bound_prior_included(monkeypatch):
     model, text, image = tiny_captioner("mcd-replace"), captions([5]), images(1)
-    data = [(image.expand(1000, -1, -1, -1), text.expand(1000, -1))] * 12
-    found = nelbo(model, data, "cpu")
+    found = twelve_thousand(model, image, text)
     expected = -model.log_likelihood(image, text, "bound", num_samples=20000).item()
     assert found["nelbo_per_caption"] == pytest.approx(expected, rel=0.03)
     monkeypatch.setattr(validation, "prior_kl", lambda schedule: 2.0 + mask_replace.prior_kl(schedule))
-    more = nelbo(model, data, "cpu")
+    more = twelve_thousand(model, image, text)
     assert more["nelbo_per_token"] - found["nelbo_per_token"] == pytest.approx(2.0, rel=1e-5)
     assert more["nelbo_per_caption"] == pytest.approx(4 * more["nelbo_per_token"], rel=1e-5)  # SOT is not counted
 
@@ -224,8 +203,8 @@ def test_nobody_else_compares_the_name_of_an_objective():
 
     If another file compared a name, a new objective would be missed there.
     """
-    folders = ("src/open_clip_mdc", "clip_benchmark_ext", "benchmarks", "experiments")
-    for path in (path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))):
+    for path in (path for folder in ("src", "clip_benchmark_ext", "benchmarks", "experiments")
+                 for path in (REPO / folder).rglob("*.py")):
         if path.parent.name not in ("objectives", "extras", "foreign") and path.name != "configs.py":
             for node in ast.walk(ast.parse(path.read_text())):
                 # "visual" is an image tower, too, and "concept" a folder of scenes
@@ -235,22 +214,18 @@ def test_nobody_else_compares_the_name_of_an_objective():
 
 @pytest.mark.parametrize("objective", ["mcd", "mcd-absorbing", "mcd-replace"])
 def test_diffusion_in_steps_trains_on_the_steps_of_its_interval(objective):
-    text = captions([4] * 50)
-    cfg = CaptionCfg(objective=objective, t_min=0.5, t_max=0.75)
-    found = OBJECTIVES[objective].corrupt(text, VOCAB, cfg, stratified_uniform(50, 0.3), seeded(0))
-    steps, often = (100 * found.t).round().int().unique(return_counts=True)
-    assert steps.tolist() == list(range(51, 76)) and (often == 2).all()
+    found = corrupt(captions([4] * 50), stratified_uniform(50, 0.3), objective, t_min=0.5, t_max=0.75)
+    assert (100 * found.t).round().sort().values.tolist() == [step for step in range(51, 76) for _ in (1, 2)]
     for step in range(1, 101):  # one time, as BERT's, is its own step, also where 100 * t rounds up
-        cfg = CaptionCfg(objective=objective, t_min=step / 100, t_max=step / 100)
-        found = OBJECTIVES[objective].corrupt(text[:1], VOCAB, cfg, torch.ones(1, dtype=torch.float64), seeded(0))
+        found = corrupt(captions([4]), stratified_uniform(1, 0.3), objective, t_min=step / 100, t_max=step / 100)
         assert found.t.item() == pytest.approx(step / 100)
 
 
 @pytest.mark.parametrize("objective", ["mdc", "arc", "mcd-absorbing"])
 def test_the_loss_of_a_token_is_of_float32_where_logits_are_not(objective):
     logits = torch.randn(9, VOCAB, generator=seeded(0)).mul(3).bfloat16()
-    predicted = Predicted(*(torch.zeros(9, dtype=torch.long) for _ in Predicted._fields))._replace(
-        token=torch.arange(9), read=torch.full((9,), VOCAB), t=torch.full((9,), 1.0))
-    expected = -logits.double().log_softmax(1)[torch.arange(9), torch.arange(9)]
+    places = torch.arange(9)
+    predicted = Predicted(places, places, places, torch.full((9,), VOCAB), torch.ones(9), torch.ones(9))
+    expected = -logits.double().log_softmax(1)[places, places]
     found = OBJECTIVES[objective].token_loss(logits, predicted) * (100 if objective == "mcd-absorbing" else 1)
     assert found.dtype == torch.float32 and torch.allclose(found.double(), expected, rtol=1e-4)

@@ -2,58 +2,53 @@
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, seeded, tiny_captioner
+from conftest import VOCAB, captions, images, refused, seeded, tiny_captioner, with_weights_of
 from likelihoods import naive_decoder
+from torch.nn.functional import cross_entropy
 from training import losses, open_clip_train
 
 from open_clip_mdc import register
 from open_clip_mdc.objectives import CaptionCfg
 from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.text.packing import NoisedCaptions, pack
-from open_clip_mdc.text.special_tokens import sot_id
 
 U = torch.tensor([0.9, 0.5, 0.2], dtype=torch.float64)
 
 
 def test_rows_of_both_directions_are_arc_and_its_mirror():
     """The mirror is a causal model that reads the caption from its end, with the positions turned as well."""
-    model, arc = tiny_captioner("bicap"), tiny_captioner("arc")
-    arc.load_state_dict(model.state_dict())
-    text, image = captions([5, 9, 12]), images(3)
+    model, text, image = tiny_captioner("bicap"), captions([5, 9, 12]), images(3)
     with torch.no_grad():
         packed = pack(text, model.corrupt(text, U), VOCAB)
         found = model(image, packed)["token_nll"].split([4, 4, 8, 8, 11, 11])
-        rightwards = arc(image, text)["token_nll"].split([4, 8, 11])
+        rightwards = with_weights_of(model, "arc")(image, text)["token_nll"].split([4, 8, 11])
         for b, n in enumerate((5, 9, 12)):
             assert torch.allclose(found[2 * b], rightwards[b], atol=2e-6)
             mirror = tiny_captioner("bicap")
             mirror.text.positional_embedding[:n] = model.text.positional_embedding[:n].flip(0)
             ids = text[b, :n].flip(0)
             hidden, _ = naive_decoder(mirror.text, ids, model.encode_image_tokens(image[b:b + 1])[0], True)
-            answers = ids[1:]
-            expected = -model.text.output(hidden)[:-1].log_softmax(1).gather(1, answers[:, None])[:, 0]
-            assert answers[-1] == sot_id(VOCAB) and torch.allclose(found[2 * b + 1].flip(0), expected, atol=2e-6)
+            expected = cross_entropy(model.text.output(hidden[:-1]), ids[1:], reduction="none")
+            assert torch.allclose(found[2 * b + 1].flip(0), expected, atol=2e-6)
     assert packed.num_target.tolist() == [4, 4, 8, 8, 11, 11]
 
 
 def test_a_prefix_is_seen_whole_and_what_follows_is_read_from_left_to_right():
     model, text, image = tiny_captioner("prefix"), captions([5, 9, 12]), images(3)
-    noised = model.corrupt(text, U)
-    lasts = [int((1 - u) * n) for u, n in zip(U.tolist(), (4, 8, 11), strict=True)]  # 0, 4, 8
+    noised, lasts = model.corrupt(text, U), [0, 4, 8]  # (1 - U) * (4, 8, 11), rounded down
     assert noised.loss_mask.int().argmax(1).tolist() == lasts
     with torch.no_grad():
         found = model(image, pack(text, noised, VOCAB))["token_nll"].split([4, 4, 3])
         for b, (n, last) in enumerate(zip((5, 9, 12), lasts, strict=True)):
             relation = torch.tensor([[q >= k or max(q, k) <= last for k in range(n)] for q in range(n)])
-            true = torch.ones(1, n, dtype=torch.bool)
-            row = NoisedCaptions(text[b:b + 1, :n], true, true.float(), true, False, torch.zeros(1),
-                                 text[b:b + 1, :n].roll(-1, 1), valid=true, sight=relation[None])
-            each = model(image[b:b + 1], pack(text[b:b + 1, :n], row, VOCAB))["token_nll"]
+            ids, true = text[b:b + 1, :n], torch.ones(1, n, dtype=torch.bool)
+            row = NoisedCaptions(ids, true, true.float(), true, False, torch.zeros(1), ids.roll(-1, 1), valid=true,
+                                 sight=relation[None])
+            each = model(image[b:b + 1], pack(ids, row, VOCAB))["token_nll"]
             assert torch.allclose(found[b], each[last:n - 1], atol=2e-6)
-    empty = model.corrupt(text, torch.ones(3, dtype=torch.float64))
-    arc = tiny_captioner("arc")
-    arc.load_state_dict(model.state_dict())
-    assert torch.allclose(model(image, pack(text, empty, VOCAB))["token_nll"], arc(image, text)["token_nll"], atol=2e-6)
+    empty = pack(text, model.corrupt(text, torch.ones(3, dtype=torch.float64)), VOCAB)
+    assert torch.allclose(*(out["token_nll"] for out in (
+        model(image, empty), with_weights_of(model, "arc")(image, text))), atol=2e-6)
 
 
 def test_a_word_weighs_what_the_image_tells_of_it_in_training_alone():
@@ -81,30 +76,29 @@ def test_a_table_gives_a_word_one_weight_wherever_it_stands(csv, tmp_path):
     mdc = open_clip.create_model("MDC-ViT-Ti-8")
     mdc.load_state_dict(model.state_dict())
     u = torch.tensor([0.4, 1.0], dtype=torch.float64)  # t of .7 and 1
-    found, plain = (each(image, pack(text, each.corrupt(text, u, seeded(0)), 665))
-                    for each in (model.train(), mdc.train()))
-    packed = pack(text, mdc.corrupt(text, u, seeded(0)), 665).predicted
-    said = [tokenizer.decode([x]).strip() for x in packed.token.tolist()]
-    weights = [by_word[word] / (0.7, 1.0)[row] for word, row in zip(said, packed.row.tolist(), strict=True)]
+    masked = pack(text, mdc.corrupt(text, u, seeded(0)), 665)
+    plain = mdc.train()(image, masked)["token_nll"]
+    found = model.train()(image, pack(text, model.corrupt(text, u, seeded(0)), 665))
+    said = [tokenizer.decode([x]).strip() for x in masked.predicted.token.tolist()]
+    weights = torch.tensor(list(map(by_word.get, said))) / torch.tensor([0.7, 1.0])[masked.predicted.row]
     assert {"red", "of", "a", "<end_of_text>"} <= set(said)
-    assert torch.allclose(found["token_weight"], torch.tensor(weights))
-    loss = sum(w * x for w, x in zip(weights, plain["token_nll"].tolist(), strict=True)) / 18
-    assert CaptionLoss()(**found, output_dict=True)["caption_loss"].item() == pytest.approx(loss, rel=1e-5)
+    assert torch.allclose(found["token_weight"], weights)
+    loss = CaptionLoss()(**found, output_dict=True)["caption_loss"]
+    assert loss.item() == pytest.approx((weights @ plain).item() / 18, rel=1e-5)
     model.caption_cfg.word_weights = {"quartzite": 1.0}
     with pytest.raises(ValueError, match=r"'quartzite', which is \d tokens"):
         model.corrupt(text, u)
     for objective, weight in (("visual-table", -1.0), ("mdc", 1.0)):
-        with pytest.raises(ValueError, match="0 or more, and is for an objective that reads it"):
-            CaptionCfg(objective=objective, word_weights={"red": weight})
-    open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", csv, "--precision", "amp", data=csv,
-                    logs=tmp_path, model="Visual-ViT-Ti-8-table", workers="1")
+        said = refused(ValueError, CaptionCfg, objective=objective, word_weights={"red": weight})
+        assert "0 or more, and is for an objective that reads it" in said
+    open_clip_train("--precision amp --workers 1 --val-data", csv, data=csv, logs=tmp_path,
+                    model="Visual-ViT-Ti-8-table")
     assert len(losses(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("objective", ["bicap", "prefix", "cappa"])
 def test_they_caption_and_score_as_arc_does(objective):
-    model, arc, image = tiny_captioner(objective), tiny_captioner("arc"), images(3)
-    arc.load_state_dict(model.state_dict())
+    model, image, text = tiny_captioner(objective), images(3), captions([5, 9, 12])
+    arc = with_weights_of(model, "arc")
     assert torch.equal(model.generate(image), arc.generate(image))
-    text = captions([5, 9, 12])
     assert torch.equal(model.log_likelihood(image, text), arc.log_likelihood(image, text))

@@ -1,4 +1,5 @@
 """Claims about the package as it is installed."""
+import ast
 import email.message
 import json
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPO, read_json, run
+from conftest import REPO, read_json, refused, run
 from packaging.requirements import Requirement
 
 import open_clip_mdc
@@ -39,10 +40,11 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
     # Without OpenCLIP at hand. This process may hold rows of plug-ins.
     assert json.loads(listed) == json.loads(run("python", "-c", script).stdout)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    for name in ("model_configs/scenes_bpe.txt.gz", "cli/model_card.md.jinja", "cli/flags.json", "py.typed"):
-        assert (site / "open_clip_mdc" / name).exists()
-    for name in ("aro_symmetric_relations.json", "datasets.json", "dataset_fields.json", "lmms/tasks/local_pope.yaml"):
-        assert (site / "clip_benchmark_ext" / name).exists()
+    for package, names in {
+            "open_clip_mdc": "model_configs/scenes_bpe.txt.gz cli/model_card.md.jinja cli/flags.json py.typed",
+            "clip_benchmark_ext": "aro_symmetric_relations.json datasets.json dataset_fields.json "
+                                  "lmms/tasks/local_pope.yaml"}.items():
+        assert all((site / package / name).exists() for name in names.split())
     points = next(site.glob("open_clip_mdc-*.dist-info/entry_points.txt")).read_text()
     assert "[lmms_eval.models]\nopen_clip_mdc = clip_benchmark_ext.lmms:manifest\n" in points
     scripts = {p.name for p in (tmp_path / "venv" / "bin").iterdir()}
@@ -51,7 +53,6 @@ def test_a_wheel_in_a_clean_environment_lists_the_configs(wheel, tmp_path):
 
 def test_declared_dependencies_are_those_that_are_imported():
     """Nothing undeclared is imported, nothing that is declared is unused."""
-    import ast
     distributions = metadata.packages_distributions()
     imported = set()
     for path in [*REPO.glob("src/**/*.py"), *REPO.glob("clip_benchmark_ext/**/*.py")]:
@@ -62,8 +63,7 @@ def test_declared_dependencies_are_those_that_are_imported():
                 imported.add(node.module.split(".")[0])
     # It is said in one line how to get these, where they are missing.
     # lmms-eval, which brings accelerate and datasets, alone imports what uses them.
-    optional = {"spacy", "nltk", "transformers", "diffusers", "gradio", "starlette", "argcomplete",
-                "lmms_eval", "accelerate", "datasets"}
+    optional = {*"spacy nltk transformers diffusers gradio starlette argcomplete lmms_eval accelerate datasets".split()}
     third_party = imported - set(sys.stdlib_module_names) - {"open_clip_mdc", "clip_benchmark_ext"} - optional
     used = {name.lower().replace("-", "_") for module in third_party for name in distributions.get(module, [module])}
     needed = [need for need in map(Requirement, metadata.requires("open_clip_mdc")) if "extra" not in str(need.marker)]
@@ -140,7 +140,6 @@ def test_the_captioner_of_the_package_is_small_whole_and_licensed(wheel):
         assert header.metadata()["sha256"] == weights.digest(tensors)
     assert all(x.itemsize == 2 for x in tensors.values() if x.is_floating_point())
     assert sum(x.nbytes for name, x in tensors.items() if not name.startswith("visual.")) < 10e6
-    assert "Apache License" in (folder / "LICENSE").read_text()
     card = (folder / "README.md").read_text()
     assert "Flickr8k" in card and "non-commercial research" in card
 
@@ -151,12 +150,10 @@ def test_a_picture_gets_words_with_no_weights_named_and_no_network(tmp_path, mon
     picture = Image.new("RGB", (320, 240), (90, 160, 70))
     ImageDraw.Draw(picture).ellipse((100, 80, 220, 200), fill=(120, 80, 40))
     picture.save(tmp_path / "photo.jpg")
-    run("python", "-m", "open_clip_mdc", "caption", str(tmp_path / "photo.jpg"), "--out",
-        str(tmp_path / "captions.jsonl"), fork=True)
+    run(*f"python -m open_clip_mdc caption {tmp_path}/photo.jpg --out {tmp_path}/captions.jsonl".split(), fork=True)
     row = read_json(tmp_path / "captions.jsonl")
     assert row["image"].endswith("photo.jpg") and len(row["caption"].split()) > 3
     loaded = open_clip_mdc.load("photo")
     assert loaded.caption([tmp_path / "photo.jpg"]) == [row["caption"]]
     assert loaded.caption([picture], text="a [MASK] in the grass")[0].startswith("a ")
-    with pytest.raises(ValueError, match="leave out --model"):
-        open_clip_mdc.load("photo", "MDC-ViT-B-32")
+    assert "leave out --model" in refused(ValueError, open_clip_mdc.load, "photo", "MDC-ViT-B-32")

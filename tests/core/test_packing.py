@@ -3,15 +3,15 @@
 These tests need no GPU. That nothing waits for one is shown by running on the meta device, which has no values to wait
 for.
 """
-import copy
 
 import open_clip
 import pytest
 import torch
-from conftest import VOCAB, captions, images, seeded, tiny_captioner
+from conftest import LENGTH, VOCAB, captions, images, seeded, tiny_captioner
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples, lengths
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,7 +27,7 @@ OBJECTIVES = ["mdc", "arc", "cappa", "mcd-replace", "block-diffusion"]
 
 
 def training_step(model: Captioner, image: torch.Tensor, text: Captions | torch.Tensor) -> None:
-    sum(CaptionLoss()(**model(image, text), output_dict=True).values()).backward()
+    CaptionLoss()(**model(image, text)).backward()
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -45,19 +45,12 @@ def test_one_graph_serves_captions_of_all_lengths(objective):
     """fullgraph: nothing breaks it. Two compilations: the first batch's sizes, then any."""
     model, compiled = tiny_captioner(objective).train(), []
     torch._dynamo.reset()
-
-    def count(graph, inputs):
-        compiled.append(graph)
-        return graph.forward
-
-    compiled_model = torch.compile(model, backend=count, fullgraph=True)
-    generator = seeded(0)
-    for _ in range(25):
-        lengths = torch.randint(3, 13, (16,), generator=generator).tolist()
-        text, image = captions(lengths), images(16)
-        prepared = model.prepare(text)
+    compiled_model = torch.compile(model, fullgraph=True, backend=lambda graph, inputs: compiled.append(
+        graph) or graph.forward)
+    for sizes in torch.randint(3, 13, (25, 16), generator=seeded(0)).tolist():
+        prepared, image = model.prepare(captions(sizes)), images(16)
         training_step(compiled_model, image, prepared)
-        torch.testing.assert_close(compiled_model(image, prepared)["token_nll"], model(image, prepared)["token_nll"])
+        assert_close(compiled_model(image, prepared)["token_nll"], model(image, prepared)["token_nll"])
     assert len(compiled) <= 2
 
 
@@ -68,12 +61,11 @@ def test_chunks_of_the_vocabulary_loss_change_nothing(objective, monkeypatch):
     results = []
     for rows in (4096, 5, 1):
         monkeypatch.setattr(loss_module, "LOSS_ROWS", rows)
-        model.zero_grad()
         out = model(image, prepared)
-        CaptionLoss()(**out).backward()
-        results.append((out["token_nll"], [p.grad.clone() for p in model.parameters()]))
+        gradients = torch.autograd.grad(CaptionLoss()(**out), list(model.parameters()))
+        results.append([out["token_nll"], *gradients])
     for result in results[1:]:
-        torch.testing.assert_close(result, results[0])
+        assert_close(result, results[0])
 
 
 def test_chunks_hold_the_logits_of_one_chunk_only(monkeypatch):
@@ -109,14 +101,14 @@ def test_packing_loses_nothing_and_its_masks_follow_the_valid_tokens(lengths, mu
     assert torch.equal(padded[packed.valid].long(), text[valid]) and not padded[~packed.valid].any()
     assert torch.equal(unpad(padded[..., None], packed).squeeze(-1).long(), packed.token)
 
-    asked = target_tokens(text, VOCAB) & (torch.rand(text.shape) < 0.7)
-    row, position = asked.nonzero().unbind(1)  # predicted by the token itself, or by the one before
-    start = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-    assert torch.equal(predictor_index(asked, valid, causal), start[row] + position - causal[row].long())
     target = target_tokens(text, VOCAB)
+    asked = target & (torch.rand(text.shape) < 0.7)
+    row, position = asked.nonzero().unbind(1)  # predicted by the token itself, or by the one before
+    start = valid.flatten().cumsum(0)[::LENGTH] - 1
+    assert torch.equal(predictor_index(asked, valid, causal), start[row] + position - causal[row].long())
     weight = torch.rand(text.shape) * asked
     prepared = pack(text, NoisedCaptions(text, asked, weight, target, causal, torch.ones(len(text))), VOCAB)
-    torch.testing.assert_close(prepared.sum_rows(prepared.predicted.weight), weight.sum(1))
+    assert_close(prepared.sum_rows(prepared.predicted.weight), weight.sum(1))
     assert prepared.num_target.tolist() == [n - 1 for n in lengths]
 
 
@@ -133,22 +125,19 @@ def test_numbers_of_tokens_are_rounded_up_to_few_by_repeating_the_last_token_at_
     assert found[3:] == packed[3:]
 
 
-def one_layer(name: str) -> dict:
-    """A real config at one layer a tower: the parts that scale with tokens, without twelve times the wait."""
+def config_of(name: str) -> dict:
     open_clip_mdc.register()
-    config = copy.deepcopy(open_clip.get_model_config(name))
-    config.pop("custom_text", None)
-    config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
+    config = open_clip.get_model_config(name)
+    del config["custom_text"]
     return config
 
 
 def step_flops(config: dict, lengths: list[int]) -> int:
     with torch.device("meta"):
         model = Captioner(**config).train()
-    text = torch.zeros(len(lengths), 77, dtype=torch.long)
-    for row, length in zip(text, lengths, strict=True):
-        row[:length] = 5
-        row[0], row[length - 1] = model.vocab_size - 2, model.vocab_size - 1
+    text = torch.full((len(lengths), 77), 5)
+    text[:, 0] = model.vocab_size - 2
+    text[range(len(lengths)), torch.tensor(lengths) - 1] = model.vocab_size - 1
     prepared = model.prepare(text).to("meta")
     with FlopCounterMode(display=False) as counter:
         training_step(model, torch.empty(len(lengths), 3, 224, 224, device="meta"), prepared)
@@ -156,8 +145,9 @@ def step_flops(config: dict, lengths: list[int]) -> int:
 
 
 def test_multiplications_grow_with_the_real_tokens_and_not_with_the_longest_caption():
-    """Parallel decoding, so that all target tokens are asked and chance has no say."""
-    config = one_layer("Parallel-ViT-B-32")
+    """Parallel decoding, so that all target tokens are asked and chance has no say. One layer a tower, for speed."""
+    config = config_of("Parallel-ViT-B-32")
+    config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
     even, uneven = step_flops(config, [16] * 8), step_flops(config, [8] * 7 + [72])
     assert uneven == pytest.approx(even, rel=0.02)  # as many tokens, as only attention pads to the longest
     steps = [step_flops(config, [n] * 8) for n in (16, 32, 48)]
@@ -166,10 +156,7 @@ def test_multiplications_grow_with_the_real_tokens_and_not_with_the_longest_capt
 
 def test_a_step_of_b_16_takes_no_more_multiplications_than_clips():
     """At CC12M's 17 tokens, whole models."""
-    open_clip_mdc.register()
-    config = open_clip.get_model_config("MDC-ViT-B-16")
-    config.pop("custom_text")
-    ours = step_flops(config, [17] * 4)
+    ours = step_flops(config_of("MDC-ViT-B-16"), [17] * 4)
     with torch.device("meta"):
         clip = open_clip.model.CLIP(**open_clip.get_model_config("ViT-B-16"), output_dict=True).train()
         with FlopCounterMode(display=False) as counter:

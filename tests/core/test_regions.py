@@ -12,6 +12,7 @@ from open_clip_mdc.objectives.loss import CaptionLoss
 NATIVE = VISION | dict(image_size=16)
 TIMM = dict(timm_model_name="vit_tiny_patch16_224", image_size=32)
 DECODER = TEXT | dict(layers=1)
+both = pytest.mark.parametrize("vision", [NATIVE, TIMM], ids=["native", "timm"])
 
 
 def captioner(vision, **caption_cfg) -> Captioner:
@@ -28,31 +29,27 @@ def test_a_grid_of_1_is_the_plain_tower():
     assert torch.equal(one.encode_image_tokens(images(2, 16)), plain.encode_image_tokens(images(2, 16)))
 
 
-@pytest.mark.parametrize("vision, side, patches", [(NATIVE, 16, 4), (TIMM, 32, 4)], ids=["native", "timm"])
+@both
 @pytest.mark.parametrize("grid", [2, 3])
-def test_tokens_are_those_of_the_same_tower_on_each_region_plus_its_embedding(vision, side, patches, grid):
-    model = captioner(vision, regions=grid)
+def test_tokens_are_those_of_the_same_tower_on_each_region_plus_its_embedding(vision, grid):
+    model, side = captioner(vision, regions=grid), vision["image_size"]
     assert tuple(model.visual.image_size) == (grid * side, grid * side)
     image = images(2, grid * side)
     tokens = model.encode_image_tokens(image)
-    assert tokens.shape[1] == (1 + grid ** 2) * patches == tower(model.visual).num_patches
-    for i in range(2):
-        for region in range(1 + grid ** 2):
-            y, x = divmod(region - 1, grid)
-            seen = torch.nn.functional.interpolate(image[i:i + 1], side, mode="area") if region == 0 else \
-                image[i:i + 1, :, y * side:(y + 1) * side, x * side:(x + 1) * side]
-            expected = towers.patch_tokens(model.visual.tower, seen)[0] + model.visual.region_embedding[region]
-            torch.testing.assert_close(tokens[i, region * patches:(region + 1) * patches], expected, rtol=1e-4,
-                                       atol=1e-4)
+    assert tokens.shape[1] == (1 + grid ** 2) * 4 == tower(model.visual).num_patches
+    regions = [region for band in image.split(side, 2) for region in band.split(side, 3)]
+    for region, seen in enumerate([torch.nn.functional.interpolate(image, side, mode="area"), *regions]):
+        expected = towers.patch_tokens(model.visual.tower, seen) + model.visual.region_embedding[region]
+        torch.testing.assert_close(tokens[:, 4 * region:4 * region + 4], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("vision, side", [(NATIVE, 32), (TIMM, 64)], ids=["native", "timm"])
-def test_a_captioner_of_regions_trains_whole_decodes_and_is_exempt_from_weight_decay_where_upstream_is(vision, side):
-    model = captioner(vision, regions=2).train()
+@both
+def test_a_captioner_of_regions_trains_whole_decodes_and_is_exempt_from_weight_decay_where_upstream_is(vision):
+    model, image = captioner(vision, regions=2).train(), images(2, 2 * vision["image_size"])
     model.set_grad_checkpointing()
-    CaptionLoss()(**model(images(2, side), captions([8, 12]))).backward()
+    CaptionLoss()(**model(image, captions([8, 12]))).backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
-    assert model.generate(images(2, side), length=3).shape == (2, 5)
+    assert model.generate(image, length=3).shape == (2, 5)
     exempt = model.no_weight_decay() & {name for name, _ in model.named_parameters()}
     position = "visual.tower.positional_embedding" if vision is NATIVE else "visual.tower.trunk.pos_embed"
     assert {"visual.region_embedding", position, "text.positional_embedding"} <= exempt

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from captured import Capture, Graph, emulate, memory
-from conftest import VOCAB, images, tiny_captioner
+from conftest import VOCAB, images, on_gpu, tiny_captioner
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -52,15 +52,26 @@ def decode(model, image, temperature=0.0, **options):
     return model.generate(image, return_trace=True, sampling=sampling, **options)
 
 
+def equally(one, other, image, **options) -> bool:
+    return all(map(torch.equal, decode(one, image, **options), decode(other, image, **options)))
+
+
+def captioned_alike(options, device, precision, **tolerance) -> StepGraphs:
+    """The graphs of a captioner that says what another says without."""
+    plain, captured = (model.to(device) for model in pair())
+    for image in batches(4, 4, 4, 3):  # the last batch is smaller
+        with torch.autocast(device, precision, precision == torch.bfloat16):
+            expected, found = (decode(model, image.to(device), **options) for model in (plain, captured))
+        assert torch.equal(found.text, expected.text) and torch.equal(found.step, expected.step)
+        torch.testing.assert_close(found.log_prob, expected.log_prob, **tolerance)
+    return captured.step_graphs
+
+
 @pytest.mark.parametrize("options", ONE_LENGTH + LENGTHS)
 def test_captions_by_graphs_are_those_without(graphs, options):
     """One length: to the last bit. Captions of several are computed in other sizes, as in another batch."""
-    plain, captured = pair()
-    for image in batches(4, 4, 4, 3):  # the last batch is smaller
-        expected, found = (decode(model, image, **options) for model in (plain, captured))
-        assert torch.equal(found.text, expected.text) and torch.equal(found.step, expected.step)
-        torch.testing.assert_close(found.log_prob, expected.log_prob, **(
-            {"rtol": 0, "atol": 0} if options in ONE_LENGTH else {"rtol": 1e-4, "atol": 1e-5}))
+    exactly = options in ONE_LENGTH
+    captioned_alike(options, "cpu", torch.float32, rtol=0 if exactly else 1e-4, atol=0 if exactly else 1e-5)
     assert sum(graph.replays for graph in graphs) >= 6
 
 
@@ -76,8 +87,7 @@ def test_a_decoder_that_reads_the_time_is_captured_too(graphs, sampler):
     torch.nn.init.normal_(plain.text.time_embedding.weight)
     captured.load_state_dict(plain.state_dict())
     for image in batches(3, 3):
-        found, expected = (decode(model, image, length=6, **sampler) for model in (captured, plain))
-        assert all(map(torch.equal, found, expected))
+        assert equally(captured, plain, image, length=6, **sampler)
     assert len(graphs) == 1 and graphs[0].replays > 5
 
 
@@ -92,8 +102,7 @@ def test_graphs_follow_autocast_and_the_weights(graphs, mode):
                     model.text.blocks[0].self_qkv.weight.mul_(2)
         for dtype in (torch.bfloat16, torch.float32):
             with (mode if i % 2 else torch.no_grad)(), torch.autocast("cpu", torch.bfloat16, dtype == torch.bfloat16):
-                found, expected = (decode(model, image, length=4) for model in (captured, plain))
-            assert torch.equal(found.text, expected.text) and torch.equal(found.log_prob, expected.log_prob)
+                assert equally(captured, plain, image, length=4)
     assert len(graphs) == 8 == sum(graph.replays == 3 for graph in graphs)  # each change of the weights' place is new
 
 
@@ -147,8 +156,7 @@ def test_beyond_a_number_of_sizes_decoding_runs_without(graphs, monkeypatch):
     monkeypatch.setattr(step_graphs, "MAX_GRAPHS", 2)
     plain, captured = pair()
     for length in (3, 4, 5, 6, 3):
-        found, expected = (decode(model, images(2, seed=length), length=length) for model in (captured, plain))
-        assert all(map(torch.equal, found, expected))
+        assert equally(captured, plain, images(2, seed=length), length=length)
     assert len(graphs) == len(captured.step_graphs.graphs) == 2
     assert {shape[0] for (number, shape, _) in captured.step_graphs.buffers if number == 0} == {2 * 5, 2 * 6}
 
@@ -192,15 +200,8 @@ def test_the_compiled_encoder_gives_the_same_captions_by_two_compilations(object
     assert bool(graphs) == (objective == "mdc")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize("options", ONE_LENGTH + LENGTHS)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_captions_by_graphs_of_a_card_are_those_without(options, precision):
-    plain, captured = (model.cuda() for model in pair())
-    for image in batches(4, 4, 4, 3):
-        with torch.autocast("cuda", precision, precision == torch.bfloat16):
-            expected, found = (decode(model, image.cuda(), **options) for model in (plain, captured))
-        assert torch.equal(found.text, expected.text) and torch.equal(found.step, expected.step)
-        torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=1e-2, atol=1e-2)
-    assert any(captured.step_graphs.graphs.values())
+    assert any(captioned_alike(options, "cuda", precision, rtol=1e-2, atol=1e-2).graphs.values())

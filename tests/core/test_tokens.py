@@ -2,13 +2,12 @@
 import open_clip
 import pytest
 import torch
-from conftest import seeded
+from conftest import refused, seeded
 
 import open_clip_mdc
 from open_clip_mdc.text.special_tokens import (
     decode_tokens,
     eot_id,
-    mask_id,
     not_whole,
     sot_id,
     target_tokens,
@@ -22,17 +21,11 @@ TOKENIZER = open_clip.SimpleTokenizer()
 V = TOKENIZER.vocab_size
 
 
-def test_ids_are_those_of_the_tokenizer():
-    assert sot_id(V) == TOKENIZER.sot_token_id and eot_id(V) == TOKENIZER.eot_token_id
-    assert mask_id(V) not in TOKENIZER.decoder
-
 
 def test_exclamation_marks_are_words_although_their_id_may_be_padding():
     text = TOKENIZER(["! ! !", "!!!", "a ! b"])
     assert (text[0] == 256).sum() == 3  # "!" with its word end; id 0 is "!" inside a word
-    for row in text:
-        length = int((row == eot_id(V)).nonzero()[0]) + 1
-        assert valid_tokens(row[None], V).sum() == length
+    assert torch.equal(valid_tokens(text, V).sum(1), text.argmax(1) + 1)  # no id is above EOT
     inside_a_word = torch.tensor([[sot_id(V), 0, 0, eot_id(V), 0, 0]])
     assert valid_tokens(inside_a_word, V).tolist() == [[True] * 4 + [False] * 2]
 
@@ -47,8 +40,9 @@ def test_a_caption_that_would_be_cut_is_not_scored():
     assert not_whole("dog " * 75, TOKENIZER, 77) is None
     assert "has 78 tokens with SOT and EOT, but the model reads at most 77" in not_whole("dog " * 76, TOKENIZER, 77)
     for name in ("<end_of_text>", "<start_of_text>", "<End_of_Text>"):
-        with pytest.raises(ValueError, match="caption 2 holds <start_of_text> or <end_of_text>"):
-            tokenize_whole(["a dog", f"a dog{name} and all that it does not say"], TOKENIZER, 77)
+        texts = ["a dog", f"a dog{name} and all that it does not say"]
+        said = refused(ValueError, tokenize_whole, texts, TOKENIZER, 77)
+        assert "caption 2 holds <start_of_text> or <end_of_text>" in said
 
 
 @pytest.mark.parametrize("model", ["ViT-B-32", "MDC-ViT-B-16", "MDC-ViT-Ti-8"])
@@ -73,10 +67,9 @@ def test_a_text_that_is_cut_has_the_ids_of_the_whole_and_is_still_too_long(text)
 def test_tokens_looked_up_are_tokens_decoded():
     """Random ids, many of which hold parts of letters: the pieces are those of one decoder that reads byte by byte."""
     for ids in torch.randint(0, 49406, (300, 12), generator=seeded(0)).tolist():
-        stream = b"".join(token_bytes(i, TOKENIZER) for i in ids)
+        stream = b"".join(token_bytes(i, TOKENIZER) for i in ids).decode(errors="replace").replace("</w>", " ")
         pieces = decode_tokens(ids, TOKENIZER)
-        joined = "".join(pieces)
-        assert joined == stream.decode(errors="replace").replace("</w>", " ")[:len(joined)] and len(pieces) == 12
+        assert stream.startswith("".join(pieces)) and len(pieces) == 12
         whole = [i for i in ids if i in whole_words(TOKENIZER)]
         assert "".join(decode_tokens(whole, TOKENIZER)) == TOKENIZER.decode(whole)
     assert 48_000 < len(whole_words(TOKENIZER)) < 49406

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SHARED, images, json_lines, needs_data, png, run, saved, write_json, write_tar
+from conftest import SHARED, images, json_lines, needs_data, on_gpu, png, run, saved, write_json, write_tar
 from open_clip_train.data import DataInfo
 from PIL import Image
+from torch.testing import assert_close
 from training import TORCHRUN, equal, losses, open_clip_train, run_ranks, train_flags, weights
 
 import open_clip_mdc
@@ -16,9 +17,9 @@ from open_clip_mdc.integration.training import fuse, reproducible
 
 def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path):
     shards = str(scenes / "train" / "{00000..00007}.tar")
-    open_clip_train("--dataset-type", "webdataset", "--val-data", scenes / "val" / "00000.tar", "--batch-size", "16",
-                    "--epochs", "2", "--report-to", "tensorboard", "--grad-clip-norm", "1.0", "--train-num-samples",
-                    "480", data=shards, logs=tmp_path, workers="1")
+    open_clip_train("--dataset-type webdataset --batch-size 16 --epochs 2 --report-to tensorboard --grad-clip-norm 1.0 "
+                    "--train-num-samples 480 --workers 1 --val-data", scenes / "val" / "00000.tar", data=shards,
+                    logs=tmp_path)
     values = losses(tmp_path)
     assert len(values) == 60 and sum(values[-10:]) < 0.8 * sum(values[:10])
     results = json_lines(tmp_path / "run" / "checkpoints" / "results.jsonl")
@@ -28,30 +29,20 @@ def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path
 
 
 @pytest.mark.parametrize("flags", [
-    ("--precision", "amp"),
-    ("--precision", "amp_bf16"),
-    ("--precision", "bf16"),
-    ("--precision", "pure_bf16"),
-    ("--accum-freq", "2", "--precision", "fp32"),
-    ("--grad-checkpointing", "--lock-image"),
-    ("--force-image-size", "48", "--force-context-length", "16"),
-], ids=" ".join)
-def test_flags_of_upstream_work(csv, tmp_path, flags):
-    open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path)
+    "--precision amp", "--precision amp_bf16", "--precision bf16", "--precision pure_bf16", "--accum-freq 2",
+    "--grad-checkpointing --lock-image", "--force-image-size 48 --force-context-length 16",
+    "--model ARC-ViT-Ti-8", "--model CapPa-ViT-Ti-8", "--model Mix-ViT-Ti-8-arc25"])
+def test_flags_of_upstream_work_and_the_other_objectives_train(csv, tmp_path, flags):
+    open_clip_train(flags, "--val-data", csv, data=csv, logs=tmp_path)
     assert len(losses(tmp_path)) == (2 if "--accum-freq" in flags else 4)
     assert all(torch.isfinite(w).all() for w in weights(tmp_path, 1).values())
 
 
-@pytest.mark.parametrize("model", ["ARC-ViT-Ti-8", "CapPa-ViT-Ti-8", "Mix-ViT-Ti-8-arc25"])
-def test_the_other_objectives_train(csv, tmp_path, model):
-    open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", csv, data=csv, logs=tmp_path, model=model)
-    assert len(losses(tmp_path)) == 4
-
-
 @pytest.mark.parametrize("model", ["MDC-ViT-Ti-8", "MCD-ViT-Ti-8-mcs", "Mix-ViT-Ti-8-arc50"])
 def test_a_killed_and_resumed_csv_run_equals_an_unbroken_one_bit_for_bit(csv, tmp_path, model):
-    flags = ("--batch-size", "12", "--epochs", "3", "--val-data", csv)
-    open_clip_train(*flags, data=csv, logs=tmp_path, model=model, name="unbroken")
+    where = dict(data=csv, logs=tmp_path, model=model)
+    flags = ("--epochs 3 --val-data", csv)
+    open_clip_train(*flags, **where, name="unbroken")
     kill_after_epoch_1 = """
 import os, sys
 import open_clip_mdc.integration.training as hooks
@@ -60,16 +51,11 @@ hooks.seed_noise = lambda seed, epoch, rank: os._exit(9) if epoch == 1 else seed
 from open_clip_mdc.train import main
 main(sys.argv[1:])
 """
-    result = open_clip_train(*flags, data=csv, logs=tmp_path, model=model, name="broken", check=False,
-                             launcher=("python", "-c", kill_after_epoch_1))
-    assert result.returncode == 9
-    open_clip_train(*flags, "--resume", "latest", data=csv, logs=tmp_path, model=model, name="broken")
-    unbroken = weights(tmp_path, 3, "unbroken")
-    assert equal(unbroken, weights(tmp_path, 3, "broken"))
-
-    path = tmp_path / "unbroken" / "checkpoints" / "epoch_2.pt"
-    open_clip_train(*flags, "--resume", path, data=csv, logs=tmp_path, model=model, name="from-path")
-    assert equal(unbroken, weights(tmp_path, 3, "from-path"))
+    assert open_clip_train(*flags, **where, name="broken", check=False, launcher=(
+        "python", "-c", kill_after_epoch_1)).returncode == 9
+    for name, place in (("broken", "latest"), ("from-path", tmp_path / "unbroken" / "checkpoints" / "epoch_2.pt")):
+        open_clip_train(*flags, "--resume", place, **where, name=name)
+        assert equal(weights(tmp_path, 3, "unbroken"), weights(tmp_path, 3, name))
 
 
 # Each rank saves what it holds at the end of an epoch. Inductor is left out: a test below runs it, and it compiles for
@@ -97,17 +83,16 @@ def two_processes(scenes, tmp_path_factory):
     """Run the real `main`: eager, compiled, one with masked features. Then resume the eager one under torchrun."""
     folder = tmp_path_factory.mktemp("two")
     shards = str(scenes / "train" / "{00000..00007}.tar")
-    flags = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--accum-freq", "2")
-    val = ("--val-data", scenes / "val" / "00000.tar")
-    runs = [train_flags(*flags, "--epochs", "1", *more, data=shards, logs=folder, name=name, model=model)
-            for name, model, more in (
-                ("eager", "MDC-ViT-Ti-8", val), ("compiled", "MDC-ViT-Ti-8", (*val, "--torchcompile")),
-                ("mix", "Mix-ViT-Ti-8-arc50", ()),
-                ("masked", "MCD-ViT-Ti-8-mcs", ("--batch-size", "2", "--train-num-samples", "32",
-                                                "--warmup", "5")))]
+    val = f"--val-data {scenes}/val/00000.tar"
+
+    def flags(name, more):
+        return train_flags("--dataset-type webdataset --batch-size 8 --train-num-samples 64 --accum-freq 2", more,
+                           data=shards, logs=folder, name=name)
+    runs = [*map(flags, ("eager", "compiled", "mix", "masked"), (
+        val, f"{val} --torchcompile", "--model Mix-ViT-Ti-8-arc50",
+        "--model MCD-ViT-Ti-8-mcs --batch-size 2 --train-num-samples 32 --warmup 5"))]
     (folder / "shown").write_text("".join(rank.stderr for rank in run_ranks("python", "-c", DUMP, json.dumps(runs))))
-    run(*TORCHRUN, "-m", "open_clip_mdc.train", "--", *train_flags(  # as README has it
-        *flags, *val, "--epochs", "2", "--resume", "latest", data=shards, logs=folder, name="eager"))
+    run(*TORCHRUN, "-m", "open_clip_mdc.train", "--", *flags("eager", f"{val} --epochs 2 --resume latest"))  # as README
     return folder
 
 
@@ -119,9 +104,8 @@ def held(folder, name):
 
 
 def test_two_gloo_processes_hold_equal_weights_and_compiled_ones_train_to_the_same(two_processes):
-    eager, compiled = held(two_processes, "eager"), held(two_processes, "compiled")
-    for key, weight in eager.items():
-        torch.testing.assert_close(compiled[key], weight, atol=1e-5, rtol=1e-4)
+    eager = held(two_processes, "eager")
+    assert_close(held(two_processes, "compiled"), eager, atol=1e-5, rtol=1e-4)
     assert equal(eager, weights(two_processes, 1, "eager")) and not equal(eager, weights(two_processes, 2, "eager"))
 
 
@@ -149,11 +133,10 @@ def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
     broken = tmp_path / "broken.csv"
     broken.write_text(f"filepath\ttitle\n{tmp_path}/cut.png\ta dog\n")
     (tmp_path / "cut.png").write_bytes(png(0, 64)[:2000])
-    open_clip_train("--batch-size", "12", "--epochs", "1", "--val-data", broken, data=csv, logs=tmp_path)
+    open_clip_train("--val-data", broken, data=csv, logs=tmp_path)
     assert (tmp_path / "run" / "checkpoints" / "epoch_1.pt").exists()
     assert "Validation of epoch 1 failed" in (tmp_path / "run" / "out.log").read_text()
-    alone = open_clip_train("--val-data", broken, "--batch-size", "4", logs=tmp_path, name="alone", check=False)
-    assert alone.returncode != 0
+    assert open_clip_train("--val-data", broken, logs=tmp_path, name="alone", check=False).returncode
 
 
 def test_masks_are_of_the_seed_the_rank_and_the_epoch():
@@ -171,24 +154,23 @@ def test_masks_are_of_the_seed_the_rank_and_the_epoch():
     assert len(torch.stack(drawn).unique(dim=0)) == 4 and torch.equal(draw(0, 0), drawn[0])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 def test_cuda_equals_cpu():
     model, _, _ = open_clip_mdc.create_model_and_transforms("MDC-ViT-Ti-8")
     text = open_clip_mdc.get_tokenizer("MDC-ViT-Ti-8")(["a red circle", "a blue square above a green star"])
     prepared = model.prepare(text)
     cpu = model(images(2), prepared)["token_nll"]
     gpu = model.cuda()(images(2).cuda(), prepared.to("cuda"))["token_nll"]
-    torch.testing.assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
+    assert_close(gpu.cpu(), cpu, atol=1e-4, rtol=1e-4)
 
 
 @needs_data("flickr8k/train/00005.tar")
 def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
     shards = str(SHARED / "flickr8k" / "train" / "{00000..00005}.tar")
-    config = dict(open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"])
-    assert config["text_cfg"]["vocab_size"] < 1000  # photographs' captions come in pieces of the scenes' vocabulary
-    open_clip_train("--dataset-type", "webdataset", "--batch-size", "32", "--train-num-samples", "960", "--epochs", "1",
-                    "--force-image-size", "64", data=shards, logs=tmp_path, workers="1")
+    # photographs' captions come in pieces of the scenes' vocabulary
+    assert open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"]["text_cfg"]["vocab_size"] < 1000
+    open_clip_train("--dataset-type webdataset --batch-size 32 --train-num-samples 960 --force-image-size 64 "
+                    "--workers 1", data=shards, logs=tmp_path)
     values = losses(tmp_path)
     assert len(values) == 30 and sum(values[-5:]) < 0.9 * sum(values[:5])
 
@@ -196,13 +178,11 @@ def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
 def test_odd_captions_and_images_train_or_are_logged(tmp_path):
     """Images are grey, RGBA, palette or truncated. Captions are empty, punctuation, endless or non-ASCII."""
     scene = Image.effect_noise((40, 40), 60)
-    images = {"grey": scene, **{mode: scene.convert(mode) for mode in ("RGBA", "P", "RGB")}}
-    odd = ["", "!!!", "a red circle " * 40, "ein hündchen 犬 🐕"]
-    content = {}
-    for i, (kind, caption) in enumerate(zip(images, odd, strict=True)):
-        content |= {f"{i}.png": saved(images[kind]), f"{i}.txt": caption.encode()}
-    content |= {"9.png": content["3.png"][:300], "9.txt": b"a truncated image"}
-    open_clip_train("--dataset-type", "webdataset", "--batch-size", "3", "--train-num-samples", "6", "--epochs", "1",
+    content, odd = {}, {"L": "", "RGBA": "!!!", "P": "a red circle " * 40, "RGB": "ein hündchen 犬 🐕"}
+    for mode, caption in odd.items():
+        content |= {f"{mode}.png": saved(scene.convert(mode)), f"{mode}.txt": caption.encode()}
+    content |= {"9.png": content["RGB.png"][:300], "9.txt": b"a truncated image"}
+    open_clip_train("--dataset-type webdataset --batch-size 3 --train-num-samples 6",
                     data=write_tar(tmp_path / "odd.tar", content), logs=tmp_path)
     log = (tmp_path / "run" / "out.log").read_text()
     assert len(losses(tmp_path)) == 2
@@ -222,12 +202,12 @@ def test_compiled_models_train_to_the_same_weights(csv, tmp_path):
     config = open_clip_mdc.packaged_configs()["ViT-Ti-8"]
     config["vision_cfg"]["layers"] = config["text_cfg"]["layers"] = 1
     write_json(tmp_path / "ViT-Shallow.json", config)
-    for name, flags in (("start", ["--lr", "0"]), ("eager", []), ("compiled", ["--torchcompile"])):
-        open_clip_train("--batch-size", "12", "--epochs", "1", *flags, data=csv, logs=tmp_path, name=name,
-                        model="MDC-ViT-Shallow", launcher=("python", "-c", SHALLOW, str(tmp_path / "ViT-Shallow.json")))
+    for name, flags in (("start", "--lr 0"), ("eager", "--lr 1e-3"), ("compiled", "--torchcompile")):
+        open_clip_train(flags, data=csv, logs=tmp_path, name=name, model="MDC-ViT-Shallow",
+                        launcher=("python", "-c", SHALLOW, str(tmp_path / "ViT-Shallow.json")))
     start, eager, compiled = (weights(tmp_path, 1, name) for name in ("start", "eager", "compiled"))
+    assert_close(compiled, eager, atol=1e-5, rtol=1e-4)
     for key, weight in compiled.items():
-        torch.testing.assert_close(weight, eager[key], atol=1e-5, rtol=1e-4)
         assert (weight - start[key]).abs().max() > 1e-4, key
 
 
@@ -248,7 +228,7 @@ def test_a_fused_optimizer_goes_on_where_another_has_begun():
         return weights.detach()
 
     for fused_from in (0, 2):  # a new run, and one that was begun by PyTorch's default
-        torch.testing.assert_close(train(fused_from), train(None), rtol=1e-6, atol=1e-6)
+        assert_close(train(fused_from), train(None), rtol=1e-6, atol=1e-6)
     plain = torch.optim.SGD([torch.nn.Parameter(start)], 0.1)
     fuse(plain)
     assert not plain.param_groups[0].get("fused")

@@ -31,9 +31,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("what, flags, said", [
-    ("loss@7", (), "the loss is not finite at step 3 of epoch 1: no checkpoint of this epoch is saved"),
-    ("loss@7", ("--log-every-n-steps", "100"), "the loss is not finite at step 3 of epoch 1"),
-    ("gradient@8", (), "are not finite after the last step of epoch 1"),
+    ("loss@7", "--epochs 3", "the loss is not finite at step 3 of epoch 1: no checkpoint of this epoch is saved"),
+    ("loss@7", "--epochs 3 --log-every-n-steps 100", "the loss is not finite at step 3 of epoch 1"),
+    ("gradient@8", "--epochs 3", "are not finite after the last step of epoch 1"),
 ])
 def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_keeps_the_last_good_checkpoint(
         csv, tmp_path, what, flags, said):
@@ -41,8 +41,7 @@ def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_
 
     Either the loss of the seventh step is not finite, or a gradient of the last step of all.
     """
-    where = dict(data=csv, logs=tmp_path, check=False, launcher=("python", "-c", BREAKS, what))
-    ended = open_clip_train("--batch-size", "12", "--epochs", "3", *flags, **where)
+    ended = open_clip_train(flags, data=csv, logs=tmp_path, check=False, launcher=("python", "-c", BREAKS, what))
     last = ended.stderr.strip().splitlines()[-1]
     assert ended.returncode == 1 and last.startswith("error: ") and said in last and "Traceback" not in ended.stderr
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
@@ -50,7 +49,7 @@ def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_
 
 
 def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_and_one_says_so(csv, tmp_path):
-    flags = train_flags("--batch-size", "6", "--epochs", "2", "--log-every-n-steps", "2", data=csv, logs=tmp_path)
+    flags = train_flags("--batch-size 6 --epochs 2 --log-every-n-steps 2", data=csv, logs=tmp_path)
     ended = run_ranks("python", "-c", BREAKS, "loss@6", *flags, check=False)
     said = [line for process in ended for line in process.stderr.splitlines() if line.startswith("error: ")]
     assert [process.returncode for process in ended] == [1, 1] and len(said) == 1
@@ -59,7 +58,6 @@ def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_a
 
 
 def test_training_goes_on_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):
-    ended = open_clip_train("--batch-size", "12", "--epochs", "1", "--precision=amp", data=csv, logs=tmp_path,
-                            launcher=("python", "-c", BREAKS, "gradient@4"))
+    ended = open_clip_train("--precision=amp", data=csv, logs=tmp_path, launcher=("python", "-c", BREAKS, "gradient@4"))
     assert "TorchDynamo" not in ended.stderr and "compilation metrics" not in ended.stderr
     assert all(x.isfinite().all() for x in weights(tmp_path, 1).values())

@@ -27,7 +27,7 @@ def killed(image):
     return cut(image)
 
 
-@pytest.mark.parametrize("size,expected", [(30, 4), (99, 4), (101, 3), (140, 2), (200, 1), (300, 0), (2000, 0)])
+@pytest.mark.parametrize("size, expected", {30: 4, 99: 4, 101: 3, 140: 2, 200: 1, 300: 0, 2000: 0}.items())
 def test_workers_are_as_many_as_have_room_for_their_batches(size, expected, monkeypatch, capsys):
     """By count in MB: two batches for each worker and two in use are at most 1000 MB."""
     monkeypatch.setattr(workers, "shared_memory", lambda folder: 1000 * MB)
