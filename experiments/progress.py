@@ -50,9 +50,9 @@ def alone(logs: Path) -> Iterator[int]:
     logs.mkdir(parents=True, exist_ok=True)
     from open_clip_mdc.data.files import lock, open_own
     with open_own(logs / ".lock", "ab") as file:
-        if not lock(file.fileno()):
+        if not lock(file):
             print(f"waiting for the steps of another call, which write to {logs}/", file=sys.stderr)
-            lock(file.fileno(), wait=True)
+            lock(file, wait=True)
         yield file.fileno()
 
 

@@ -10,13 +10,13 @@ def test_a_lock_that_was_removed_while_it_was_waited_for_counts_no_more(tmp_path
     """Three processes: one ends and removes its lock, one makes another, and one waited for the first."""
     target, hidden = tmp_path / "0.jsonl", tmp_path / ".0.jsonl.lock"
     first = open_own(hidden, "ab")
-    assert lock(first.fileno())
+    assert lock(first)
     waiting = threading.Thread(target=make_once, args=(target, lambda part: part.write_text("waited"), True))
     waiting.start()
     time.sleep(0.5)
     hidden.unlink()
     with open_own(hidden, "ab") as second:
-        assert lock(second.fileno())
+        assert lock(second)
         first.close()
         time.sleep(0.5)
         assert waiting.is_alive() and not target.exists()

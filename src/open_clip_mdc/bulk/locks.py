@@ -24,7 +24,7 @@ def make_once(target: Path, write: Callable[[Path], object], wait: bool) -> bool
     hidden = target.with_name(f".{target.name}.lock")
     with open_own(hidden, "ab") as file:
         try:
-            free = lock(file.fileno())
+            free = lock(file)
         except OSError as problem:
             raise OSError(f"{target.parent} is on a file system without locks ({problem.strerror}): give "
                           "another place") from problem
@@ -33,7 +33,7 @@ def make_once(target: Path, write: Callable[[Path], object], wait: bool) -> bool
         if not free:
             tqdm.write(f"waiting for {target}, which another process is making. If that process hangs, end it, and "
                        "this one continues", file=sys.stderr)
-            lock(file.fileno(), wait=True)
+            lock(file, wait=True)
         if not os.fstat(file.fileno()).st_nlink:  # who held it has removed it, and another may hold a new one
             return make_once(target, write, wait)
         try:

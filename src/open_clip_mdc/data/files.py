@@ -48,10 +48,10 @@ def open_own(path: Path, mode: str) -> BinaryIO:
         raise ValueError(f"{path} is a link, and this file is never written through a link: remove it") from problem
 
 
-def lock(descriptor: int, wait: bool = False) -> bool:
+def lock(file: BinaryIO, wait: bool = False) -> bool:
     """Lock a file until this process closes it or ends. Without `wait`, returns False if another process has it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))
     except BlockingIOError:
         return False
     return True
@@ -180,10 +180,8 @@ def parse_json(text: str | bytes, place: object = None, **options) -> object:
     try:
         return json.loads(text, **options)
     except (ValueError, RecursionError) as problem:
-        why = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
-        if why is problem and place is None:
-            raise
-        raise ValueError(why if place is None else f"{place} is not JSON: {why}") from problem
+        why = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
+        raise ValueError(f"{place} is not JSON: {why}" if place else why) from problem
 
 
 def json_object(text: str | bytes) -> dict:

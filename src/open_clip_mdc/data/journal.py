@@ -90,7 +90,7 @@ def open_alone(path: Path) -> BinaryIO:
     for _ in range(SECONDS):
         file = open_own(path, "ab")
         # The process that had it may have removed it.
-        if lock(file.fileno()) and path.exists() and os.path.samefile(path, file.fileno()):
+        if lock(file) and path.exists() and os.path.samefile(path, file.fileno()):
             return file
         file.close()
         time.sleep(1)

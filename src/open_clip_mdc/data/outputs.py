@@ -77,7 +77,7 @@ def reserve(path: Path) -> bool:
     hidden = path.with_name(f".{path.name}.lock")
     try:
         file = open_own(hidden, "ab")
-        free = lock(file.fileno())
+        free = lock(file)
     except OSError:  # no locks here. A folder that cannot be written is refused by `try_output`
         return True
     if free and not os.fstat(file.fileno()).st_nlink:  # who held it has removed it, and another may hold a new one
