@@ -108,8 +108,7 @@ def _shard_images(shard: Path) -> dict[str, Place]:
             for member in archive:
                 if member.isreg():
                     check_size(member)
-                    members.append({"fname": member.name, "__url__": "",
-                                    "data": Place(shard, member.offset_data, member.size)})
+                    members.append((member.name, Place(shard, member.offset_data, member.size)))
     except tarfile.TarError as problem:
         raise ValueError(f"{shard}: not a complete, uncompressed tar file ({problem})") from problem
     except TooLarge as problem:

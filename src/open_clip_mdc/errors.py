@@ -37,14 +37,14 @@ def close_names(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
-def number_from(lowest: int) -> Callable[[str], int]:
-    """Return the type of a flag that takes whole numbers from `lowest`."""
+def number_from(lowest: int, most: int = MOST) -> Callable[[str], int]:
+    """Return the type of a flag that takes whole numbers from `lowest` to `most`."""
     def number(value: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]+", value):
             raise argparse.ArgumentTypeError(f"{value!r} should be a whole number")
-        if not lowest <= int(value) <= MOST:
-            raise argparse.ArgumentTypeError(f"{value} should be at least {lowest}" if int(value) < lowest else
-                                             f"{value} should be at most {MOST}")
+        if not lowest <= int(value) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{value} should be at {f'least {lowest}' if int(value) < lowest else f'most {most}'}")
         return int(value)
     return number
 
