@@ -7,6 +7,7 @@ from strategies import tar
 
 import open_clip_mdc
 from open_clip_mdc import train
+from open_clip_mdc.data.images import as_it_is
 from open_clip_mdc.integration import check_flags, csv_images
 
 ROWS = 12
@@ -68,7 +69,7 @@ def test_training_is_refused_if_most_of_what_was_looked_at_is_of_no_use(place, n
 
 @pytest.mark.parametrize("name, line", [("one", 8), ("html", 8), ("folder", 8), ("good", None), ("windows", None)])
 def test_a_row_without_a_usable_image_is_left_out_counted_and_named(place, name, line, caplog):
-    rows = csv_images.CsvImages(f"{name}.csv", None, "filepath", "title", ",", tokenizer=lambda texts: texts)
+    rows = csv_images.CsvImages(f"{name}.csv", as_it_is, "filepath", "title", ",", tokenizer=lambda texts: texts)
     with caplog.at_level(logging.WARNING):
         assert len([rows[i] for i in range(len(rows))]) == ROWS
     assert f"Left out 1 of the rows of {name}.csv" * bool(line) in caplog.text and caplog.text.count(
@@ -82,7 +83,7 @@ def test_a_row_without_a_usable_image_is_left_out_counted_and_named(place, name,
 
 def test_a_run_stops_where_no_image_can_be_read(place, monkeypatch):
     monkeypatch.setattr(csv_images, "MOST_TRIED", 5)
-    rows = csv_images.CsvImages("most.csv", None, "filepath", "title", ",", tokenizer=lambda texts: texts)
+    rows = csv_images.CsvImages("most.csv", as_it_is, "filepath", "title", ",", tokenizer=lambda texts: texts)
     with pytest.raises(ValueError, match="most.csv, line 6, and none of 5 rows from there on"):
         rows[4]
 
