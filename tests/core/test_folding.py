@@ -29,7 +29,7 @@ def norms(visual: nn.Module) -> list[nn.Module]:
 
 @pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "resnet10t", "mobilenetv3_small_050"])
 def test_tokens_of_a_folded_tower_are_those_of_the_tower(name):
-    visual, image = tower(name), torch.randn(MANY, 3, 64, 64)
+    visual, image = tower(name), torch.randn(2, 3, 64, 64)
     found = folded(visual)
     assert len(norms(found)) == (name == "resnet10t") < len(norms(visual))  # behind a stem of three convolutions
     with torch.inference_mode():
@@ -39,7 +39,7 @@ def test_tokens_of_a_folded_tower_are_those_of_the_tower(name):
 
 
 def test_gradients_and_new_weights_are_read_from_the_tower_itself():
-    visual, image, kept = tower("resnet10t"), torch.randn(MANY, 3, 64, 64), {}
+    visual, image, kept = tower("resnet10t"), torch.randn(2, 3, 64, 64), {}
     assert read_only_tokens(kept, visual, image).requires_grad and not kept
     with torch.no_grad():
         read_only_tokens(kept, visual, image)
@@ -54,7 +54,7 @@ def test_a_tower_whose_norm_does_not_follow_its_neighbour_is_not_folded():
     visual, kept = tower("tf_efficientnet_lite0"), {}
     visual.trunk.bn1.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))  # something between the two
     with torch.inference_mode():
-        read_only_tokens(kept, visual, torch.randn(MANY, 3, 64, 64))
+        read_only_tokens(kept, visual, torch.randn(2, 3, 64, 64))
     assert kept["tower"] is visual
 
 

@@ -40,11 +40,8 @@ def checked(visual: nn.Module, image: Tensor) -> nn.Module:
 
 
 def read_only_tokens(kept: dict, visual: nn.Module, image: Tensor, masked: Tensor | None = None) -> Tensor:
-    """Return `patch_tokens` [B, P, D] by a folded copy, which `kept` holds.
-
-    Those of fewer images than `MANY`, and in training, are by the tower itself.
-    """
-    if len(image) < MANY or masked is not None or image.ndim == 3 or visual.training or torch.is_grad_enabled():
+    """Return `patch_tokens` [B, P, D] by a folded copy, which `kept` holds, and in training by the tower itself."""
+    if masked is not None or image.ndim == 3 or visual.training or torch.is_grad_enabled():
         return patch_tokens(visual, image, masked)
     version = image.device, [(x.data_ptr(), x._version) for x in (*visual.parameters(), *visual.buffers())]
     if kept.get("version") != version:

@@ -31,10 +31,10 @@ from ..errors import check_numbers, check_options, check_scale
 from ..likelihood import log_likelihood as scoring
 from ..models.captioner import Captioner
 from ..models.precision import in_eval_mode
-from ..models.towers import tower
+from ..models.towers import patch_tokens, tower
 from ..text.special_tokens import caption_lengths, decode_captions, decode_tokens, tokenize_whole, whole_words
 from . import checkpoints
-from .folding import read_only_tokens
+from .folding import MANY, read_only_tokens
 from .inputs import Captions, Images, as_captions, as_list
 from .prefetch import PrefetchLoader, split_normalization
 
@@ -251,6 +251,10 @@ class PretrainedCaptioner:
         return torch.cat(plain) - (1.0 if alpha is None else alpha) * blind
 
 
+def tokens_of(kept: dict, *image) -> Tensor:  # tower, images, and which tokens are masked
+    return read_only_tokens(kept, *image) if len(image[1]) >= MANY else patch_tokens(*image)
+
+
 def describe_captions(decoded: Decoded, tokenizer) -> list[dict]:
     """Return {"caption": text, "tokens": [{"token", "step", "log_prob"}, ...]} of each caption, in reading order.
 
@@ -295,7 +299,7 @@ def load(pretrained: str | Path, model_name: str | None = None, device: str | to
     if compile and not device.startswith("cuda"):
         raise ValueError(f"compile is {compile}: it must be False on {device}, as only cuda gains by it")
     model, transform, tokenizer = checkpoints.load(os.fspath(pretrained), model_name, device, captioner=True)
-    model.patch_tokens = partial(read_only_tokens, {})
+    model.patch_tokens = partial(tokens_of, {})
     if compile:
         from ..models.step_graphs import compile_for_captions
         compile_for_captions(model)
