@@ -107,8 +107,7 @@ def _shard_images(shard: Path) -> dict[str, Place]:
         with tarfile.open(shard, "r:", tarinfo=Header) as archive:
             for member in files_of(archive):
                 check_size(member)
-                members.append({"fname": member.name, "__url__": "",
-                                "data": Place(shard, member.offset_data, member.size)})
+                members.append((member.name, Place(shard, member.offset_data, member.size)))
     except tarfile.TarError as problem:
         raise ValueError(f"{shard}: not a complete, uncompressed tar file ({str(problem) or 'a size below 0'})") \
             from problem

@@ -48,11 +48,12 @@ def fraction(step: Step, logs: Path) -> float | None:
 def alone(logs: Path) -> Iterator[int]:
     """Wait until no step of an earlier call runs here. Yields the descriptor of a lock that every step inherits."""
     logs.mkdir(parents=True, exist_ok=True)
-    from open_clip_mdc.data.files import lock, open_own
-    with open_own(logs / ".lock", "ab") as file:
-        if not lock(file.fileno()):
-            print(f"waiting for the steps of another call, which write to {logs}/", file=sys.stderr)
-            lock(file.fileno(), wait=True)
+    from open_clip_mdc.data.files import open_locked
+    file = open_locked(logs / ".lock")
+    if not file:
+        print(f"waiting for the steps of another call, which write to {logs}/", file=sys.stderr)
+        file = open_locked(logs / ".lock", wait=True)
+    with file:
         yield file.fileno()
 
 

@@ -37,14 +37,14 @@ def close_names(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
-def number_from(lowest: int) -> Callable[[str], int]:
-    """Return the type of a flag that takes whole numbers from `lowest`."""
+def number_from(lowest: int, most: int = MOST) -> Callable[[str], int]:
+    """Return the type of a flag that takes whole numbers from `lowest` to `most`."""
     def number(value: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]+", value):
             raise argparse.ArgumentTypeError(f"{value!r} should be a whole number")
-        if not lowest <= int(value) <= MOST:
-            raise argparse.ArgumentTypeError(f"{value} should be at least {lowest}" if int(value) < lowest else
-                                             f"{value} should be at most {MOST}")
+        if not lowest <= int(value) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{value} should be at {f'least {lowest}' if int(value) < lowest else f'most {most}'}")
         return int(value)
     return number
 
@@ -220,17 +220,20 @@ def of_worker(problem: RuntimeError) -> str:
 MAX_SHOWN = 10  # images that a message names
 
 
+def with_reasons(line: str, reasons: list[str], count: int, most: int = MAX_SHOWN) -> ValueError:
+    """Return the error of a line with the first of `count` reasons below it."""
+    more = [f"... and {count - most} more"] * (count > most)
+    return ValueError("\n  ".join(map(printable, [line, *reasons[:most], *more])))
+
+
 def complain_of_none(found: Collection, skipped: list[str]) -> None:
     """Raise ValueError, before anything is written, if no image can be read, with the reasons."""
     if not found:
-        raise ValueError("\n  ".join(map(printable, [
-            "no image can be read, so nothing is written:", *skipped[:MAX_SHOWN]])))
+        raise with_reasons("no image can be read, so nothing is written:", skipped, len(skipped))
 
 
 def complain(skipped: list[str], count: int | None = None) -> None:
     """Raise ValueError with the first of `skipped`, the images that cannot be read. `count` may be that of more."""
     if skipped:
-        count = len(skipped) if count is None else count
-        more = [f"... and {count - MAX_SHOWN} more"] * (count > MAX_SHOWN)
-        raise ValueError("\n  ".join(map(printable, [
-            f"{count} skipped, all else is written:", *skipped[:MAX_SHOWN], *more])))
+        count = count or len(skipped)
+        raise with_reasons(f"{count} skipped, all else is written:", skipped, count)

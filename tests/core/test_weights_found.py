@@ -145,7 +145,7 @@ def test_weights_of_a_file_are_taken_though_the_config_lies_beside_others(state,
 
 
 @pytest.mark.parametrize("value", ["-" * 200_000 + "1", "1+" * 100_000 + "1", "(" * 5000, "[" * 90 + "]" * 90,
-                                   "9" * 5000, "\x00", "1e999", "[[1], 2, 3]", "{}", "(1, 2, 3", "'a' 'b'"])
+                                   "9" * 5000, "\x00", "1e999", "[[1], 2, 3]", "{}", "{[]: 1}", "(1, 2, 3", "'a' 'b'"])
 def test_any_text_in_params_is_one_line(value, run):
     runs.literal(value)
     for name in ("image_mean", "force_image_size", "force_context_length"):

@@ -5,6 +5,7 @@ from strategies import tar
 
 import open_clip_mdc
 from open_clip_mdc import train
+from open_clip_mdc.data.images import as_it_is
 from open_clip_mdc.integration import check_flags, csv_images
 
 ROWS = 12
@@ -44,7 +45,7 @@ def problem(*flags) -> str | None:
 
 
 def csv_rows(name: str) -> csv_images.CsvImages:
-    return csv_images.CsvImages(f"{name}.csv", None, "filepath", "title", ",", tokenizer=lambda texts: texts)
+    return csv_images.CsvImages(f"{name}.csv", as_it_is, "filepath", "title", ",", tokenizer=lambda texts: texts)
 
 
 @pytest.mark.parametrize("name, word", [

@@ -3,20 +3,18 @@ import threading
 import time
 
 from open_clip_mdc.bulk.locks import make_once
-from open_clip_mdc.data.files import lock, open_own
+from open_clip_mdc.data.files import open_locked
 
 
 def test_a_lock_that_was_removed_while_it_was_waited_for_counts_no_more(tmp_path):
     """Three processes: one ends and removes its lock, one makes another, and one waited for the first."""
     target, hidden = tmp_path / "0.jsonl", tmp_path / ".0.jsonl.lock"
-    first = open_own(hidden, "ab")
-    assert lock(first.fileno())
+    first = open_locked(hidden)
     waiting = threading.Thread(target=make_once, args=(target, lambda part: part.write_text("waited"), True))
     waiting.start()
     time.sleep(0.5)
     hidden.unlink()
-    with open_own(hidden, "ab") as second:
-        assert lock(second.fileno())
+    with open_locked(hidden):
         first.close()
         time.sleep(0.5)
         assert waiting.is_alive() and not target.exists()

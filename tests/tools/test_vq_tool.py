@@ -226,7 +226,7 @@ def test_the_command_writes_what_training_takes(tmp_path):
 
 
 @pytest.mark.parametrize("change, said", [
-    (lambda s: s.pop("encoder.down.3.attn.1.q.weight"), "lacks 1 weights: encoder.down.3.attn.1.q.weight"),
+    (lambda s: s.pop("encoder.down.3.attn.1.q.weight"), "it lacks encoder.down.3.attn.1.q.weight"),
     (lambda s: s.update({"quant_conv.weight": torch.ones(8, 7, 1, 1)}), "quant_conv.weight is [8, 7, 1, 1]"),
     (lambda s: s.update({"quantize.embedding.weight": torch.ones(9, 8)}), "uses 9 codes, but the model has 5"),
 ])

@@ -15,6 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import with_reasons
 from .locks import make_once
 
 MAX_SHOWN = 20  # problems in a message
@@ -127,6 +128,5 @@ def make_each(make: Make, work: list[tuple[object, Path]], jobs: int | None) -> 
                 else:
                     todo.append(item)
     if problems:
-        hidden = [f"... and {len(problems) - MAX_SHOWN} more"] * (len(problems) > MAX_SHOWN)
-        raise ValueError("\n  ".join([f"{problems.total()} of {len(work)} shards cannot be used, all else is "
-                                      "written:", *list(problems)[:MAX_SHOWN], *hidden]))
+        raise with_reasons(f"{problems.total()} of {len(work)} shards cannot be used, all else is written:",
+                           list(problems), len(problems), MAX_SHOWN)

@@ -4,7 +4,6 @@ A process that makes FOLDER/NAME holds a lock on the hidden file FOLDER/.NAME.lo
 A lock ends with its process, so it is never stale. If a file is locked, a process makes another one first, and waits
 for locked files at the end. Machines share locks through NFS, Lustre (-o flock), GPFS or CephFS.
 """
-import os
 import sys
 from collections.abc import Callable
 from glob import escape
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..data.files import lock, new_file, open_own
+from ..data.files import new_file, open_locked
 
 
 def make_once(target: Path, write: Callable[[Path], object], wait: bool) -> bool:
@@ -22,20 +21,14 @@ def make_once(target: Path, write: Callable[[Path], object], wait: bool) -> bool
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     hidden = target.with_name(f".{target.name}.lock")
-    with open_own(hidden, "ab") as file:
-        try:
-            free = lock(file.fileno())
-        except OSError as problem:
-            raise OSError(f"{target.parent} is on a file system without locks ({problem.strerror}): give "
-                          "another place") from problem
-        if not free and not wait:
-            return target.exists()
-        if not free:
-            tqdm.write(f"waiting for {target}, which another process is making. If that process hangs, end it, and "
-                       "this one continues", file=sys.stderr)
-            lock(file.fileno(), wait=True)
-        if not os.fstat(file.fileno()).st_nlink:  # who held it has removed it, and another may hold a new one
-            return make_once(target, write, wait)
+    file = open_locked(hidden)
+    if not file and not wait:
+        return target.exists()
+    if not file:
+        tqdm.write(f"waiting for {target}, which another process is making. If that process hangs, end it, and this "
+                   "one continues", file=sys.stderr)
+        file = open_locked(hidden, wait)
+    with file:
         try:
             for rest in target.parent.glob(f".{escape(target.name)}.{'[0-9a-f]' * 12}"):  # of a process that was killed
                 rest.unlink()

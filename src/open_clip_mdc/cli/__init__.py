@@ -13,9 +13,10 @@ from importlib import import_module
 from ..data.files import end_when_terminated
 from ..data.outputs import ready, release
 from ..errors import Refusal, check_none_empty, complaint, of_worker, read_flags, usable_stdout
+from ..integration.plugins import load_plugin
 from ..version import __version__
 from . import arguments as flags
-from .shared import docstring, load_plugins
+from .shared import docstring
 
 TOOLS = {
     "list": "list the models, objectives, tasks and data sets that you can name",
@@ -96,7 +97,8 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
     try:
         check_none_empty(args, argv)
         ready(args)
-        load_plugins(args)
+        for plugin in getattr(args, "plugin", None) or ():
+            load_plugin(plugin)
         job()
         sys.stdout.flush()
     except BrokenPipeError:  # who read along has gone, such as head

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..data.outputs import Default
-from ..errors import close_names, flag
+from ..errors import close_names, flag, number_from
 from ..integration import decoding_flags as decoding
 
 TABLES = json.loads(Path(__file__).with_name("flags.json").read_bytes())
@@ -38,7 +38,7 @@ def share(value: str) -> float:
     return float(value)
 
 
-TYPES = decoding.TYPES | {"objects": objects, "kind": kind, "share": share}
+TYPES = decoding.TYPES | {"objects": objects, "kind": kind, "share": share, "port": number_from(1, 65_535)}
 
 
 def add(parser: argparse.ArgumentParser, *tables: str) -> None:

@@ -5,7 +5,6 @@ from importlib import metadata
 from numbers import Number
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from open_clip.timm_model import TimmModel
 from open_clip_train.params import parse_args
 from torch import nn
@@ -17,6 +16,7 @@ from ..errors import flag
 from ..integration.runs import Checkpoint, params_file, read_params
 from ..models.captioner import Captioner
 from ..models.towers import tower
+from .page import ENVIRONMENT
 
 # Flags that concern the machine, not the model.
 NOT_TOLD = set(
@@ -63,8 +63,8 @@ def model_card(model: Captioner, args: argparse.Namespace, found: Checkpoint, de
     rows_of_patches, columns = tower(model.tower.core).grid
     regions = model.tower.num_patches // (rows_of_patches * columns)
     patches = f"{regions} regions x " * (regions > 1) + f"{rows_of_patches} x {columns}"
-    return Environment(loader=PackageLoader("open_clip_mdc.cli", ""), undefined=StrictUndefined, trim_blocks=True,
-                       lstrip_blocks=True, autoescape=False).get_template("model_card.md.jinja").render(
+    markdown = ENVIRONMENT.overlay(autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False)
+    return markdown.get_template("model_card.md.jinja").render(
         title=(args.push or args.out).rstrip("/").rpartition("/")[2],
         model_name=flags.get("model", found.model_name.rpartition("/")[2].rpartition(":")[2]),
         model=model, folder=args.push or Path(args.out).name,

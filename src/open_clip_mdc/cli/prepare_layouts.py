@@ -11,7 +11,6 @@
 
 The content is not trusted: names must stay within their folder, only regular files are opened, and sizes have limits.
 """
-import csv
 import os
 import re
 import stat
@@ -32,7 +31,6 @@ from ..data.csv_pairs import (
     SEPARATORS,
     TABLES,
     image_path,
-    open_table,
     read_forms,
     read_rows,
 )
@@ -181,10 +179,7 @@ def read_csv(path: Path, images: Sequence[str], key: str) -> list[Sample]:
     names = CAPTIONS if key == CAPTIONS[0] else (key,)
     form, found = read_forms(path, list(product(IMAGES, names)), SEPARATORS,
                              lambda lines, form: (form, list(read_rows(lines, form))))
-    with open_table(path) as file:
-        header = next(line for line in file if line.strip()).decode()
-    column = next(csv.reader([header], delimiter=form.separator))[form.columns[0]].strip()
-    folders = images or [path.parent] * (column == FILE_NAME)
+    folders = images or [path.parent] * (form.image == FILE_NAME)
     return from_rows(({"image": row.image.strip(), key: [row.caption]} for row in found), path, folders, key)
 
 

@@ -133,8 +133,6 @@ def _written(parts: list[partial], jobs: int) -> Iterator[int]:
 def build(out: str | Path, world: World, num_train: int, num_val: int, num_probe: int, num_pairs: int,
           jobs: int = 1, masks: bool = False) -> None:
     """Write the whole data set under `out`, which appears only when it is complete (docs/data.md has its folders)."""
-    if min(num_train, num_val, num_probe, num_pairs) < 1:
-        raise ValueError("--num-train, --num-val, --num-probe and --num-pairs must be at least 1")
     drawing = WORLDS[type(world)]
     drawing.check(world)
     without = getattr(world, "without", None) is not None

@@ -26,12 +26,6 @@ def docstring(module: str) -> str:
     return ast.get_docstring(ast.parse(find_spec(module).loader.get_source(module)))
 
 
-def load_plugins(args: argparse.Namespace) -> None:
-    from ..integration.plugins import load_plugin
-    for plugin in getattr(args, "plugin", None) or ():
-        load_plugin(plugin)
-
-
 def check_jobs(args: argparse.Namespace) -> None:
     """Raise ValueError for --jobs with an --out that is one file."""
     if args.jobs and not is_folder(args.out):
@@ -57,7 +51,6 @@ def load_captioner(args: argparse.Namespace, number: int = 0, any_project: bool 
     from ..integration.pretrained import PRECISIONS, PretrainedCaptioner, load
     from ..integration.processes import keep_freed_memory
     from ..models.precision import emulated
-    load_plugins(args)
     device, jobs = default_device(args.device), getattr(args, "jobs", None) or 1
     on_cuda = device.startswith("cuda")
     if getattr(args, "batch_size", 0) is None:

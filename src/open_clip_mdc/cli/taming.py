@@ -5,7 +5,6 @@ Gumbel codebook gives the most probable code, where taming-transformers draws on
 
 Dimensions: N codes of the checkpoint, K codes that are kept, C latent width.
 """
-import re
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ NAMES = (
     ("group_norm", "norm"), ("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "proj_out"),
 )
 CONVOLUTIONS = ("encoder.", "quant_conv.")
-MAX_SHOWN = 4  # names of weights in a message
+LINEAR = (".q.weight", ".k.weight", ".v.weight", ".proj_out.weight")  # of these convolutions, in diffusers
 
 
 def their_name(name: str) -> str:
@@ -68,22 +67,16 @@ def quantizer(path: str, source: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert(path: str, used: str | None, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's weights by our names. `own` has the model's weights, whose names and shapes they get."""
+    """Return a checkpoint's weights by our names. `own` has the model's weights, whose names and shapes they get.
+
+    Raises ValueError if it has another architecture, by the names that the checkpoint has.
+    """
     source = read_tensors(path)
     quantised = quantizer(path, source)
-    theirs = {name: their_name(name) for name in own if name.startswith(CONVOLUTIONS)}
-    there = {name for name in source if name.startswith(CONVOLUTIONS)}
-    for what, names in (("lacks", set(theirs.values()) - there), ("has too many", there - set(theirs.values()))):
-        if names:
-            raise ValueError(f"{path} has another architecture than the model and {what} {len(names)} weights: "
-                             f"{', '.join(sorted(names)[:MAX_SHOWN])}")
     keep = kept_codes(path, used, len(quantised["vectors"]), len(own["vectors"]))
-    weights = {name: source[theirs[name]] for name in theirs}
-    weights |= {name: weight[keep] for name, weight in quantised.items()}
-    for name, weight in weights.items():
-        if re.search(r"\.to_\w+(\.0)?\.weight$", name):
-            weights[name] = weight.flatten(1)
-        if weights[name].shape != own[name].shape:
-            raise ValueError(f"{path} has another architecture than the model: {theirs.get(name, name)} is "
-                             f"{list(weight.shape)}, and the model's is {list(own[name].shape)}")
-    return weights
+    given = {name: x.flatten(1) if name.endswith(LINEAR) else x for name, x in source.items()
+             if name.startswith(CONVOLUTIONS)} | {name: x[keep] for name, x in quantised.items()}
+    theirs = {name: their_name(name) for name in own}  # the quantiser's stay
+    if problem := weights.difference({theirs[name]: x for name, x in own.items()}, given):
+        raise ValueError(f"{path} has another architecture than the model: {problem}")
+    return {name: given[their] for name, their in theirs.items()}

@@ -10,7 +10,6 @@ as the first. UTF-16 and lines that end in CR are converted in memory to UTF-8 a
 import csv
 import gzip
 import io
-import os
 import re
 import sys
 import zlib
@@ -42,6 +41,7 @@ class Form(NamedTuple):
     quotes: str  # a key of QUOTES
     cells: int  # number of cells in a row
     columns: tuple[int, int]  # indices of image and caption
+    image: str  # name of the image's column
 
 
 class Row(NamedTuple):
@@ -60,7 +60,6 @@ class CsvRows(NamedTuple):
     start: int  # byte of its first row
     count: int  # number of rows
     form: Form
-    folder: str  # folder of relative image paths
     line: int  # line of its first row
 
 
@@ -151,7 +150,8 @@ def find_forms(lines: Lines, columns: Sequence[tuple[str, str]], separators: Ite
                     raise ValueError(f"{lines.path} has two columns {twice[0]!r}: rename one")
                 quotes = ["doubled"] + ["escaped"] * ('"' in header) + ["none"] * (separator == "\t" and
                                                                                   '"' not in header)
-                return [Form(separator, each, len(found), tuple(map(found.index, names))) for each in quotes]
+                return [Form(separator, each, len(found), tuple(map(found.index, names)), names[0])
+                        for each in quotes]
     separator = max((*cells, "|"), key=lambda separator: len(split(separator)))
     names = split(separator)
     what = f"make shards of it by {to_shards(lines.path)}" if FILE_NAME in names else "its first line should name them"
@@ -189,7 +189,7 @@ def split_csv(path: Path, size: int = 10_000) -> list[CsvRows]:
             count = sum(1 for _ in islice(rows, size))
             if not count:
                 return parts
-            parts.append(CsvRows(path.absolute(), len(parts), start, count, form, os.getcwd(), line))
+            parts.append(CsvRows(path.absolute(), len(parts), start, count, form, line))
 
     return read_forms(path, COLUMNS, SEPARATORS, split)
 
@@ -201,10 +201,9 @@ def read_part(part: CsvRows) -> Iterator[Row]:
         yield from islice(read_rows(Lines(part.path, file, part.line - 1), part.form), part.count)
 
 
-def image_path(name: str, folder: str = "") -> Path:
+def image_path(name: str) -> Path:
     """Return the path of a row's image. What Windows wrote with \\ is found with /, unless it is there as it is."""
-    path = Path(folder, name)
-    with_slashes = Path(folder, name.replace("\\", "/"))
+    path, with_slashes = Path(name), Path(name.replace("\\", "/"))
     return with_slashes if "\\" in name and not path.exists() and with_slashes.exists() else path
 
 
@@ -212,7 +211,7 @@ def read_csv(part: CsvRows) -> Iterator[tuple[str, Path, str]]:
     """Yield name, path and caption of each image. The name is the image's, with #ROW if it appears again."""
     seen = set()
     for number, (_, image, caption) in enumerate(read_part(part)):
-        yield unique(image, number, seen), image_path(image, part.folder), caption
+        yield unique(image, number, seen), image_path(image), caption
 
 
 def read_table(path: AnyPath, image: str, caption: str, separator: str) -> list[Row]:

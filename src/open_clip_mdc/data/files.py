@@ -48,13 +48,24 @@ def open_own(path: Path, mode: str) -> BinaryIO:
         raise ValueError(f"{path} is a link, and this file is never written through a link: remove it") from problem
 
 
-def lock(descriptor: int, wait: bool = False) -> bool:
-    """Lock a file until this process closes it or ends. Without `wait`, returns False if another process has it."""
+def open_locked(path: Path, wait: bool = False) -> BinaryIO | None:
+    """Open a file as `open_own` does, to append, and lock it until this process closes it or ends.
+
+    Without `wait`, returns None if another process has it. Raises OSError on a file system without locks.
+    """
+    file = open_own(path, "ab")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB * (not wait))
     except BlockingIOError:
-        return False
-    return True
+        file.close()
+        return None
+    except OSError as problem:
+        raise OSError(f"{path.parent} is on a file system without locks ({problem.strerror}): give another place"
+                      ) from problem
+    if os.fstat(file.fileno()).st_nlink:
+        return file
+    file.close()  # who had it has removed it, and another may have a new one
+    return open_locked(path, wait)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .captions import CAPTION_SEPARATOR, captioned, find_apart, text_of, without_image
 from .files import AnyPath, check_readable
@@ -289,7 +289,7 @@ def stored(image: bytes, name: str) -> tuple[str, bytes]:
 def batched(pairs: Pairs, size: int) -> Pairs:
     """Yield image [size, 3, H, W] and text [size, L]. The last batch may be smaller."""
     while rows := list(islice(pairs, size)):
-        yield tuple(map(torch.stack, zip(*rows, strict=True)))
+        yield default_collate(rows)
 
 
 def encode_png(image: Image.Image) -> bytes:

@@ -4,13 +4,12 @@ The first line is the key: all settings that the rows depend on. Every other lin
 counts once its line is complete, as the last line of a killed run may not be. Only one process writes at a time.
 """
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from .files import AnyPath, lock, open_own, parse_json
+from .files import AnyPath, open_locked, parse_json
 
 SECONDS = 10  # to wait for the lock: PyTorch's workers of a killed run keep it, and look for their parent every 5 s
 
@@ -88,11 +87,8 @@ def _head(key: dict) -> bytes:
 def open_alone(path: Path) -> BinaryIO:
     """Open a file for appending, locked until it is closed. Raises ValueError if another process has locked it."""
     for _ in range(SECONDS):
-        file = open_own(path, "ab")
-        # The process that had it may have removed it.
-        if lock(file.fileno()) and path.exists() and os.path.samefile(path, file.fileno()):
+        if file := open_locked(path):
             return file
-        file.close()
         time.sleep(1)
     raise ValueError(f"another run is writing {path}: wait until it ends, or write to another file")
 

@@ -3,10 +3,12 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table. None is an empty cell, and | in a cell is escaped."""
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    for line in lines:
-        if len(line) != len(header):
-            raise ValueError(f"a table of {len(header)} columns has a row of {len(line)} cells: {line}")
-    cells = ([("" if cell is None else str(cell)).replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    """Return a Markdown table. None is an empty cell, and | in a cell is escaped.
+
+    Raises ValueError for a row that has more or fewer cells than the header.
+    """
+    lines = []
+    for row in (header, ["---"] * len(header), *rows):
+        cells = ["" if cell is None else str(cell).replace("|", "\\|") for _, cell in zip(header, row, strict=True)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
-from .files import AnyPath, lock, open_own, try_output
+from .files import AnyPath, open_locked, try_output
 
 FOLDER = ()  # a folder has no suffix
 PAGE = (".html", ".htm")
@@ -76,15 +76,12 @@ def reserve(path: Path) -> bool:
     """Hold a lock for a file until `release`. Returns False if another process has it."""
     hidden = path.with_name(f".{path.name}.lock")
     try:
-        file = open_own(hidden, "ab")
-        free = lock(file.fileno())
+        file = open_locked(hidden)
     except OSError:  # no locks here. A folder that cannot be written is refused by `try_output`
         return True
-    if free and not os.fstat(file.fileno()).st_nlink:  # who held it has removed it, and another may hold a new one
-        return reserve(path)
-    if free:
+    if file:
         HELD[hidden] = file
-    return free
+    return file is not None
 
 
 def release() -> None:

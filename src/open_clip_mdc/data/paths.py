@@ -4,6 +4,7 @@ import os
 import re
 import tarfile
 import zlib
+from contextlib import suppress
 from functools import cache
 from itertools import takewhile
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -133,11 +134,13 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
                 raise FileNotFoundError(f"no image or folder {pattern}")
             for match in map(Path, matches):
                 check_kind(match)
-                below = [Path(name) for name in files_below(match)] if match.is_dir() else []
-                files = [match] if not match.is_dir() else sorted(
-                    p for p in below if not is_hidden(str(p.relative_to(match))) and (
-                        p.name.lower().endswith(kinds) or ".jpg" in kinds and (p.is_file() or not p.exists())
-                        and is_image(p)))
+                if not match.is_dir():
+                    found.append(match)
+                    continue
+                below = list(map(Path, files_below(match)))
+                files = sorted(p for p in below if not is_hidden(str(p.relative_to(match))) and (
+                    p.name.lower().endswith(kinds) or ".jpg" in kinds and (p.is_file() or not p.exists())
+                    and is_image(p)))
                 if not files:
                     other = next((path.name for path in below if path.suffix.lower() in TO_SHARDS), None)
                     raise FileNotFoundError(f"no image in {match} ({', '.join(kinds)})" + (
@@ -158,13 +161,11 @@ def read_sizes(folder: Path) -> dict:
 def images_in(shard: Path) -> int:
     """Return the number of keys with an image, up to a cut or to a negative size, where tarfile would go back."""
     keys = set()
-    try:
-        with tarfile.open(shard) as members:
-            for name in (member.name for member in takewhile(lambda member: member.size >= 0, members)):
-                if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
-                    keys.add(re.sub(r"\.[^/]*$", "", name))  # up to the first dot behind the folder
-    except (tarfile.TarError, OSError, EOFError, zlib.error):
-        pass  # who reads the images says so
+    # Who reads the images says what is wrong.
+    with suppress(tarfile.TarError, OSError, EOFError, zlib.error), tarfile.open(shard) as members:
+        for name in (member.name for member in takewhile(lambda member: member.size >= 0, members)):
+            if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
+                keys.add(re.sub(r"\.[^/]*$", "", name))  # up to the first dot behind the folder
     return len(keys)
 
 

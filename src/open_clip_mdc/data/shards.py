@@ -4,7 +4,6 @@ A sample is KEY.jpg (or another of IMAGE_SUFFIXES), KEY.txt and KEY.json. Names 
 so written shards get new keys.
 """
 import io
-import json
 import os
 import re
 import tarfile
@@ -68,11 +67,12 @@ def stats_file(shard: Path) -> Path:
 
 def read_stats(shard: Path) -> dict:
     """Return a shard's source and its number of "pairs". Raises ValueError if no file beside it tells."""
-    try:
-        return json.loads(stats_file(shard).read_text())
-    except (OSError, ValueError) as problem:
-        raise ValueError(f"{shard} has no {stats_file(shard).name} beside it, so this command did not write it: give "
-                         f"another folder") from problem
+    file = stats_file(shard)
+    stats = json_object(file.read_bytes()) if file.is_file() else {}
+    if "pairs" not in stats:  # img2dataset writes files of this name, too
+        raise ValueError(f"{shard} was not written by this command, as no {file.name} beside it says so: give another "
+                         "folder")
+    return stats
 
 
 def write_sizes(folder: Path) -> None:
@@ -126,8 +126,8 @@ def files_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         archive.members.clear()  # otherwise tarfile keeps all of them in memory
 
 
-def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[dict]:
-    """Yield fname and data (None unless `wanted`) of a tar's files. Unlike webdataset's reader it reports a cut end."""
+def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
+    """Yield name and data (None unless `wanted`) of a tar's files. Unlike webdataset's reader it reports a cut end."""
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
         for member in files_of(archive):
             if not re.match(META, member.name):
@@ -135,7 +135,7 @@ def read_members(stream: BinaryIO, wanted: Callable[[str], bool]) -> Iterator[di
                 if wanted(member.name):
                     check_size(member)
                     data = archive.extractfile(member).read()
-                yield {"fname": member.name, "data": data}
+                yield member.name, data
 
 
 def file_names(shard: str) -> Iterator[str]:
@@ -157,21 +157,21 @@ def split_name(name: str) -> tuple[str | None, str]:
     return key, stem + dot + suffix.lower()
 
 
-def group_by_key(files: Iterable[dict]) -> Iterator[dict]:
-    """Yield a sample for each row of members with one key, as open_clip_train groups them.
+def group_by_key(files: Iterable[tuple[str, bytes | None]], shard: str = "") -> Iterator[dict]:
+    """Yield a sample for each row of members, (name, data), with one key, as open_clip_train groups them.
 
     A suffix that comes again begins the next sample.
     """
     sample = {}
-    for file in files:
-        key, suffix = split_name(file["fname"])
+    for name, data in files:
+        key, suffix = split_name(name)
         if key is None:
             continue
         if key != sample.get("__key__") or suffix in sample:
             if sample:
                 yield sample
-            sample = {"__key__": key, "__url__": file["__url__"]}
-        sample[suffix] = file["data"]
+            sample = {"__key__": key, "__url__": shard}
+        sample[suffix] = data
     if sample:
         yield sample
 
@@ -232,8 +232,7 @@ def read_samples(shard: str, suffixes: tuple[str, ...] | None = None) -> Iterato
     check_readable(shard)
     try:
         with gopen(as_file(shard)) as stream:
-            files = ({**member, "__url__": shard} for member in read_members(stream, wanted))
-            for sample in regroup(group_by_key(files)):
+            for sample in regroup(group_by_key(read_members(stream, wanted), shard)):
                 sample = {name: value for name, value in sample.items() if value is not None}
                 if members(sample):
                     yield sample

@@ -223,14 +223,12 @@ def find_vq_problem(args) -> Problem:
 def find_problem(args) -> Problem:
     """Return the first problem of the flags, in one line that says what to do, or None."""
     try:
-        for find in (find_model_problem, find_captioner_problem, find_vq_problem, find_number_problem,
-                     find_list_problem, find_value_problem, find_augmentation_problem, find_optimizer_problem,
-                     find_data_problem, find_cache_problem, find_image_problem):
-            if problem := find(args):
-                return problem
+        return next(filter(None, (find(args) for find in (
+            find_model_problem, find_captioner_problem, find_vq_problem, find_number_problem, find_list_problem,
+            find_value_problem, find_augmentation_problem, find_optimizer_problem, find_data_problem,
+            find_cache_problem, find_image_problem))), None)
     except (ValueError, OSError) as problem:  # an impossible model name or an unreadable file
         return str(problem)
-    return None
 
 
 def find_warnings(args) -> Iterator[str]:

@@ -68,8 +68,7 @@ def load(pretrained: str, model_name: str | None = None, device: str = "cpu", pr
         if captioner and weights and config.get("vq_cfg") and all(
                 weight.startswith("visual.vq.") for weight in tensors(Path(weights))):
             raise ValueError(f"{weights} is a frozen VQ-VAE alone: train a captioner with --pretrained {weights} first")
-    except (RuntimeError, LookupError, AttributeError, TypeError, AssertionError, OSError, ValueError, ArithmeticError,
-            MemoryError) as problem:  # a config may hold any value
+    except Exception as problem:  # of any kind, as a config may hold any value
         if name.startswith("hf-hub:") and weights is None:
             what = f"{name} cannot be loaded from the Hugging Face hub"
         elif args and not isinstance(problem, (Misfit, OSError)) and str(weights) not in str(problem):
@@ -100,7 +99,7 @@ def check_device(device: str) -> None:
         raise ValueError(f"{device} is no device: give cpu, cuda, cuda:1 or mps") from problem
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+    except (RuntimeError, AssertionError) as problem:
         raise ValueError(f"{device} cannot be used here: {first_lines(problem)}") from problem
 
 

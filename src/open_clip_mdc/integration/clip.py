@@ -11,19 +11,19 @@ def load(name: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
     A `name` such as local-dir:DIR or hf-hub:ID brings its weights. Raises ValueError or FileNotFoundError in one line.
     """
     import open_clip
+    tags = open_clip.list_pretrained_tags_by_model(name)
     if ":" in name:
         model, transform, tokenizer = checkpoints.load(name, device=device)
     elif os.path.exists(pretrained or ""):
         model, transform, tokenizer = checkpoints.load(pretrained, name, device)
-    elif pretrained in open_clip.list_pretrained_tags_by_model(name):
+    elif pretrained in tags:
         try:
             model, _, transform = open_clip.create_model_and_transforms(name, pretrained, device=device)
         except (RuntimeError, OSError) as problem:
             raise ValueError(f"cannot load {name} {pretrained}: {str(problem).splitlines()[0]}") from problem
         tokenizer = open_clip.get_tokenizer(name)
     else:
-        raise ValueError(f"{pretrained} is no file and no tag of {name} "
-                         f"({', '.join(open_clip.list_pretrained_tags_by_model(name)) or 'it has none'})")
+        raise ValueError(f"{pretrained} is no file and no tag of {name} ({', '.join(tags) or 'it has none'})")
     if not hasattr(model, "encode_text"):
         raise ValueError(f"{name} cannot compare images with texts: give a CLIP model")
     return Clip(model.eval(), transform, tokenizer)

@@ -38,8 +38,7 @@ class CsvImages(CsvDataset):
         else:
             raise ValueError(f"{first}. It is in {self.table}, line {self.lines[index]}, and none of {tries} rows from "
                              "there on has an image that can be read: check them")
-        image = image if self.transforms is None else self.transforms(image)
-        text = self.tokenize([self.captions[place]])[0]
+        image, text = self.transforms(image), self.tokenize([self.captions[place]])[0]
         return {"image": image, "text": text} if version.DICT_BATCHES else (image, text)
 
     def leave_out(self, line: int, problem: ValueError) -> None:

@@ -87,7 +87,7 @@ def checked_config(read, model_name: str) -> dict:
     return config
 
 
-def vocabulary_beside(model_name: str, cache_dir: str | None = None) -> dict[str, str]:
+def vocabulary_beside(model_name: str, cache_dir: str | None) -> dict[str, str]:
     """Return {"bpe_path": PATH} if the vocabulary of a local-dir: or hf-hub: captioner lies beside its weights."""
     try:
         config = open_clip.get_model_config(model_name)

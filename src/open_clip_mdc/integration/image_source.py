@@ -104,7 +104,7 @@ def _traits_of_config(config: dict, quick_gelu: bool = False) -> Facts:
     return tower_weights.traits(towers.tower(_on_meta(config, quick_gelu)).network)
 
 
-def _on_meta(config: dict, quick_gelu: bool = False, image_size=None) -> torch.nn.Module:
+def _on_meta(config: dict, quick_gelu: bool, image_size=None) -> torch.nn.Module:
     """Return the image tower of a config on the meta device, without memory for its weights."""
     vision_cfg = config["vision_cfg"] | ({"image_size": image_size} if image_size else {})
     with torch.device("meta"):
@@ -124,7 +124,7 @@ def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
                 raise ValueError(f"{path} is damaged ({problem})") from problem
     config = found.get("config.json", {})
     try:
-        if "open_clip_config.json" in found and file.startswith("open_clip") or not config and len(found) == 1:
+        if "open_clip_config.json" in found and (file.startswith("open_clip") or len(found) == 1):
             return found["open_clip_config.json"].get("preprocess_cfg", {}), None, _traits_of_config(
                 _config(f"local-dir:{folder}"))
         if isinstance(config.get("architecture"), str):

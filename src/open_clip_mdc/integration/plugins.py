@@ -29,7 +29,8 @@ def load_plugin(name: str) -> None:
 
     Raises ValueError if it cannot be imported, or if its JSON file holds no rows.
     """
-    key, modules = name_of(name), {*sys.modules}
+    key = name_of(name)
+    imported = key in sys.modules
     if key in _loaded:
         if name.endswith(".py") and Path(name).exists() and not Path(name).samefile(sys.modules[key].__file__):
             raise ValueError(f"--plugin {name}: a plug-in {key} is loaded already: give the file another name")
@@ -38,7 +39,7 @@ def load_plugin(name: str) -> None:
     try:
         _load(name)
     except BaseException:  # so that a file can be mended and loaded again
-        if name.endswith(".py") and key not in modules:
+        if name.endswith(".py") and not imported:
             sys.modules.pop(key, None)
             for own in [each for each, objective in OBJECTIVES.items() if objective.corrupt.__module__ == key]:
                 del OBJECTIVES[own]

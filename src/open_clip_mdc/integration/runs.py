@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..data.files import AnyPath, new_file, parse_json
+from ..data.files import AnyPath, file_state, new_file, parse_json
 from ..data.weights import stored_epoch
 from . import plugins
 from .configs import FOLDER
@@ -49,7 +49,7 @@ def latest_checkpoint(folder: Path) -> Path:
             raise FileNotFoundError(f"{sharded} is a sharded checkpoint: make it one file by python -m torch."
                                     f"distributed.checkpoint.format_utils dcp_to_torch {sharded} {sharded}.pt")
         raise FileNotFoundError(f"{folder} has no epoch_*.pt: give a checkpoint file or a run of open_clip_train")
-    return _latest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found))
+    return _latest(tuple((path, *file_state(path)) for path in found))
 
 
 def epoch_in_name(path: Path) -> float:
@@ -58,9 +58,9 @@ def epoch_in_name(path: Path) -> float:
     return math.inf if number == "latest" else int(number) if number.isdecimal() else -1
 
 
-@lru_cache  # one warning per process, unless a file's size or time has changed
+@lru_cache  # one warning per process, unless a file has changed
 def _latest(found: tuple) -> Path:
-    paths = [path for path, _, _ in found]
+    paths = [path for path, *_ in found]
     if len(paths) == 1:
         return paths[0]
     epochs = {path: stored_epoch(path) for path in paths}  # None if it cannot be read
@@ -89,7 +89,7 @@ def literal(text: str):
     """Parse a number, list or None written by str(), and return other text as it is. Evaluates nothing."""
     try:
         return ast.literal_eval(text) if len(text) <= MOST_LITERAL else text  # a longer one could nest too deeply
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):  # the last for {[]: 1}
         return text
 
 
