@@ -118,17 +118,10 @@ def on_cpu(amp=False, folder=None):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_extracted_features_are_in_order_and_complete(num_workers):
-<<<<<<< HEAD
     model, data = tiny_clip(), Images()
     loader = DataLoader(data, batch_size=4, num_workers=num_workers)
-    features, targets = extract_features(model.encode_image, loader, "cpu", amp=False)
-    assert torch.allclose(features, model.encode_image(data.images), atol=1e-6)
-=======
-    model, images = tiny_clip(), Images()
-    loader = DataLoader(images, batch_size=4, num_workers=num_workers)
     features, targets = extract_features(model.encode_image, loader, on_cpu())
-    assert torch.allclose(features, model.encode_image(images.images), atol=1e-6)
->>>>>>> srcb
+    assert torch.allclose(features, model.encode_image(data.images), atol=1e-6)
     assert not features.requires_grad
     assert targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
 

@@ -72,40 +72,15 @@ def top_k_accuracy_by_hand(logits, targets, topk):
     return [sum(int(t) in r[:k] for t, r in zip(targets, ranked, strict=True)) / len(targets) for k in topk]
 
 
-<<<<<<< HEAD
-def run(folder, fewshot_k=-1, epochs=3, amp=False, num_workers=0, splits=(TRAIN, TEST), seed=0, **keywords):
+def run(folder, fewshot_k=-1, epochs=3, num_workers=0, splits=(TRAIN, TEST), seed=0, **keywords):
+    args = dict(batch_size=64, fewshot_lr=0.1, fewshot_epochs=epochs, fewshot_k=fewshot_k, seed=seed, device="cpu",
+                amp=False, normalize=True, verbose=False, val_proportion=None, save_clf=None, model="", pretrained="",
+                dataset="", feature_root=str(folder))
+    given = loaders(*splits, num_workers=num_workers)
     torch.manual_seed(seed)
-    return evaluate(Vectors(), loaders(*splits, num_workers=num_workers), "pooled", str(folder), fewshot_k,
-                    Settings(64, 0.1, epochs, seed, "cpu", amp), **keywords)
-=======
-def evaluate(loaders, folder, **arguments):
-    args = dict(batch_size=64, fewshot_lr=0.1, fewshot_epochs=3, device="cpu", amp=False, normalize=True, verbose=False,
-                val_proportion=None, save_clf=None, model="", pretrained="", dataset="", feature_root=str(folder))
-    job = SimpleNamespace(args=Namespace(**args | arguments), flags=Flags(feature="pooled"), model=Vectors(),
-                          load_splits=lambda batches: loaders)
-    return linear_probe.run(job, loaders["test"])
-
-
-def both(monkeypatch, tmp_path, fewshot_k=-1, val=False, amp=False, num_workers=0, epochs=3, normalize=True,
-         splits=(TRAIN, VAL, TEST), seed=0):
-    """The results of upstream and of ours, from the same state of the random number generator."""
-    results = []
-    for name, function in (("upstream", run_upstream), ("ours", None)):
-        train_set, val_set, test_set = splits
-        torch.manual_seed(seed)
-        loaders = {"train": loader(train_set, num_workers), "test": loader(test_set, num_workers)}
-        val_loader = loader(val_set, num_workers) if val else None
-        if function:
-            arguments = [Vectors(), *loaders.values(), fewshot_k, 64, num_workers, 0.1, epochs, "model", seed,
-                         str(tmp_path / name)]
-            results.append(function(monkeypatch, arguments, dict(val_dataloader=val_loader, normalize=normalize,
-                                                                 amp=amp, verbose=True)))
-        else:
-            results.append(evaluate(loaders | ({"val": val_loader} if val else {}), tmp_path / name,
-                                    fewshot_k=fewshot_k, fewshot_epochs=epochs, seed=seed, amp=amp,
-                                    normalize=normalize, verbose=True))
-    return results
->>>>>>> srcb
+    return linear_probe.run(SimpleNamespace(
+        args=Namespace(**args | keywords), flags=Flags(feature="pooled"), model=Vectors(),
+        load_splits=lambda batches: given), given["test"])
 
 
 @pytest.mark.parametrize("options", [
@@ -129,17 +104,6 @@ def test_results_equal_upstreams_to_the_last_digit(tmp_path, options):
     json.dumps(ours, allow_nan=False)
 
 
-<<<<<<< HEAD
-=======
-def run(folder, fewshot_k=-1, seed=0, splits=(TRAIN, None, TEST), **keywords):
-    torch.manual_seed(seed)
-    train_loader, val_loader, test_loader = (loader(s) if isinstance(s, TensorDataset) else s for s in splits)
-    loaders = {"train": train_loader, "val": val_loader, "test": test_loader}
-    return evaluate({split: one for split, one in loaders.items() if one is not None}, folder, fewshot_k=fewshot_k,
-                    seed=seed, **keywords)
-
-
->>>>>>> srcb
 def test_few_shots_do_not_depend_on_whether_the_features_were_there(monkeypatch, tmp_path):
     first = run(tmp_path, fewshot_k=2)
     assert first["lp_acc1"] != run(tmp_path, fewshot_k=2, seed=1)["lp_acc1"]  # it does depend on the draw
@@ -191,11 +155,7 @@ def test_the_search_finds_any_single_peak_with_at_most_15_trainings():
 
 def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
     path = tmp_path / "probes" / "mine.safetensors"
-<<<<<<< HEAD
-    result = run(tmp_path, save_probe=str(path))
-=======
-    result = run(tmp_path / "features", save_clf=str(path))
->>>>>>> srcb
+    result = run(tmp_path, save_clf=str(path))
     probe = load_file(path)
     assert {name: tuple(t.shape) for name, t in probe.items()} == {"weight": (8, 16), "bias": (8,)}
     features, targets = TEST.tensors
@@ -208,10 +168,6 @@ def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
 
 def test_classes_that_only_the_test_set_has_are_no_classes_of_the_probe(tmp_path):
     path = tmp_path / "probe.safetensors"
-<<<<<<< HEAD
-    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), clusters(80, 3, 0.02)), save_probe=str(path))
-=======
-    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), None, clusters(80, 3, 0.02)), save_clf=str(path))
->>>>>>> srcb
+    result = run(tmp_path, splits=(clusters(90, 1, 0.02, 6), clusters(80, 3, 0.02)), save_clf=str(path))
     assert load_file(path)["weight"].shape == (6, WIDTH)
     assert result["lp_acc1"] == pytest.approx(0.75, abs=0.02)  # 6 of 8 classes are known
