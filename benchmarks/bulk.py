@@ -103,8 +103,7 @@ def resuming(args: argparse.Namespace, out: Path) -> dict[str, Cost]:
 
     def resumed() -> Cost:
         Path(f"{lines}.part").write_bytes(saved)
-        return command_cost("-m", "open_clip_mdc", *caption(
-            args, shard, last, "--out", lines, "--batch-size", BATCH))
+        return command_cost("-m", "open_clip_mdc", *caption(args, shard, last, "--out", lines, "--batch-size", BATCH))
 
     load = f"import open_clip_mdc; open_clip_mdc.load({args.pretrained!r}, device='cpu')"
     return medians({

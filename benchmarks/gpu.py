@@ -123,8 +123,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="use a tiny model and small sizes")
     parser.add_argument("--out", type=Path, help="folder of gpu.json and GPU.md (default: benchmarks, none on a CPU)")
     args = parser.parse_args()
-    unknown = set(args.parts.split(",")) - set(PARTS)
-    if unknown:
+    if unknown := set(args.parts.split(",")) - set(PARTS):
         sys.exit(f"error: --parts {','.join(sorted(unknown))}: no such part. There are {', '.join(PARTS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: no CUDA device. --device cpu --small tries the script")

@@ -13,7 +13,6 @@ does so, too, and puts one grey image in the place of every photograph.
 """
 import json
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -38,13 +37,9 @@ def write_pairs(shards: list[str], out: Path) -> None:
     print(f"{out}: " + ", ".join(f"{kind} {count}" for kind, count in pairs.write_pairs(shards, out).items()))
 
 
-def samples_of(shards: list[str]) -> Iterator[dict]:
-    return chain.from_iterable(map(read_samples, shards))
-
-
 def write_first(shards: list[str], out: Path) -> None:
     with new_folder(out) as folder, tar_writer(folder / "00000.tar") as writer:
-        for sample in islice(samples_of(shards), FEW):
+        for sample in islice(chain.from_iterable(map(read_samples, shards)), FEW):
             writer.write({name: value for name, value in sample.items() if name != "__url__"})
 
 
@@ -71,7 +66,8 @@ def write_sentences(shards: list[str], out: Path, grey: bool = False) -> None:
 
 def write_bpe(shards: list[str], out: Path) -> None:
     tokenizer = SimpleTokenizer()
-    counts = Counter(word for sample in samples_of(shards) for caption in read_metadata(sample)["captions"]
+    counts = Counter(word for shard in shards for sample in read_samples(shard)
+                     for caption in read_metadata(sample)["captions"]
                      for word in tokenizer.pat.findall(tokenizer.clean_fn(caption)))
     size = bpe.write(out, sorted(word for word, count in counts.items() if count >= MIN_COUNT))
     print(f"{out}: a vocabulary of {size}")

@@ -92,8 +92,7 @@ def read_systems(arguments: list[str]) -> dict[str, dict[str, str]]:
     systems = {name: read_captions(file) for name, file in pairs}
     (first, reference), *others = systems.items()
     for name, captions in others:
-        unlike = sorted(captions.keys() ^ reference.keys())
-        if unlike:
+        if unlike := sorted(captions.keys() ^ reference.keys()):
             raise ValueError(f"{first} and {name} caption different images: {len(unlike)} ids are in only one of "
                              f"them, such as {unlike[0]}")
     if not reference:
@@ -132,8 +131,7 @@ def find_places(source: str, ids: set[str]) -> dict[str, Place]:
     if shard and not ids <= dict(found).keys() and ids == {str(i) for i in range(len(ids))}:
         found = [(str(i), place) for i, (_, place) in enumerate(found)]
     counts = Counter(id for id, _ in found)
-    wrong = sorted(id for id in ids if counts[id] != 1)
-    if wrong:
+    if wrong := sorted(id for id in ids if counts[id] != 1):
         raise ValueError(f"--images {source} has {counts[wrong[0]] or 'no'} images for the id {wrong[0]} "
                          f"({len(wrong)} of {len(ids)} ids have none or several)")
     return {id: place for id, place in found if id in ids}

@@ -75,8 +75,7 @@ def middle(shape: tuple[int, int]) -> Tensor:
 
 def words_of(caption: str, item: dict, tokenizer) -> Iterator[tuple[str, list[int]]]:
     """Yield the colour and the shape of an object that a caption names, each with the positions of its tokens."""
-    found = re.search(rf"\b{re.escape(item['colour'])} {re.escape(item['shape'])}\b", caption)
-    if found:
+    if found := re.search(rf"\b{re.escape(item['colour'])} {re.escape(item['shape'])}\b", caption):
         start = 1 + len(tokenizer.encode(caption[:found.start()]))
         for kind in WORDS:
             count = len(tokenizer.encode(item[kind]))

@@ -33,8 +33,7 @@ def training_data(scale: Scale, names: list[str], runs: Iterable[Run], seeds: li
                               if not all(commands.checkpoint(scale, run, seed, place).exists() for seed in seeds)):
         folder = Path(place.fill(scale.data[name].folder))
         if scale.data[name].fetch and not any(folder.glob("*.tar")):
-            yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}",
-                          place.fill(scale.data[name].fetch))
+            yield Missing(f"{folder}/00000.tar, ...: {scale.data[name].label}", place.fill(scale.data[name].fetch))
     image = Path(place.fill(scale.image))
     if scale.image and not scale.image.startswith("timm:") and not image.exists():
         yield Missing(f"{image}: the weights of the image encoder", "make ... SCALE=photos-timm-NAME lets timm fetch "
@@ -60,8 +59,7 @@ def test_data(scale: Scale, evaluation: Evaluation, place: Place) -> Iterator[Mi
                 yield Missing(f"{dataset} in {root}", str(problem))
         else:
             splits = ("train", "test") if evaluation.task == "linear_probe" else ("test",)
-            lacking = [f"{root}/{split}/0.tar" for split in splits if not (root / split / "0.tar").exists()]
-            if lacking:
+            if lacking := [f"{root}/{split}/0.tar" for split in splits if not (root / split / "0.tar").exists()]:
                 yield Missing(f"{', '.join(lacking)}: {dataset}",
                               to_fetch(scale, evaluation.root, place) or PROBES.format(cleaned, root))
 
@@ -96,8 +94,7 @@ def programs(names: list[str], place: Place) -> Iterator[Missing]:
         if not all(path.exists() for path in SPICE_MODELS):
             yield Missing("SPICE's language models: SPICE stays empty",
                           f"{place.bin}python -m pycocoevalcap.spice.get_stanford_models", fatal=False)
-        url = os.environ.get("JUDGE_URL")
-        if not url:
+        if not (url := os.environ.get("JUDGE_URL")):
             yield Missing("a judge: the column LLM stays empty", f"vllm serve {commands.JUDGE}; then "
                           "make ... JUDGE_URL=http://HOST:8000/v1", fatal=False)
         else:
@@ -111,17 +108,15 @@ def programs(names: list[str], place: Place) -> Iterator[Missing]:
 
 def missing(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> list[Missing]:
     runs = {run: None for cell in cells for run in (cell.run.start, cell.run) if isinstance(run, Run)}
-    found = [*training_data(scale, names, runs, seeds, place)]
     evaluations = [evaluation for evaluation, _ in commands.evaluations(cells)]
-    for evaluation in evaluations:
-        found += test_data(scale, evaluation, place)
-    return list(dict.fromkeys([*found, *models(runs, evaluations, place), *programs(names, place)]))
+    tested = (need for evaluation in evaluations for need in test_data(scale, evaluation, place))
+    return list(dict.fromkeys([*training_data(scale, names, runs, seeds, place), *tested,
+                               *models(runs, evaluations, place), *programs(names, place)]))
 
 
 def check(scale: Scale, names: list[str], cells: list[Cell], seeds: list[int], place: Place) -> None:
     found = missing(scale, names, cells, seeds, place)
     for need in sorted(found, key=lambda need: not need.fatal):
         print(f"{'missing' if need.fatal else 'not there'}: {need.what}\n    {need.fetch}", file=sys.stderr)
-    fatal = sum(need.fatal for need in found)
-    if fatal:
+    if fatal := sum(need.fatal for need in found):
         raise ValueError(f"{fatal} things are missing, listed above: nothing was run")

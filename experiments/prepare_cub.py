@@ -75,8 +75,7 @@ def read(images: str, captions: str, split: str, classes: list[str] | None) -> t
         raise ValueError("--split reed needs --classes TRAIN TEST, and --split official takes none")
     files, texts = find(images, ".jpg"), find(captions, ".txt")
     halves = reed_split(files.keys() | texts.keys(), classes) if classes else official_split(images)
-    rows: dict[str, Rows] = {"train": [], "test": []}
-    problems = []
+    rows, problems = {"train": [], "test": []}, []
     for key, half in sorted(halves.items()):
         name = f"{key[0]:03d}/{key[1]}"
         try:

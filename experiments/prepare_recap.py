@@ -77,12 +77,10 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"all {len(sources)} shards hold {totals[-1]} pairs with a re_caption, fewer than --pairs "
                          f"{args.pairs} (they are in {out})")
     count = 1 + next(i for i, total in enumerate(totals) if total >= args.pairs)
-    from_txt = sum(stats["text"] == "txt" for stats in done[:count])
-    if from_txt:
+    if from_txt := sum(stats["text"] == "txt" for stats in done[:count]):
         print(f"{from_txt} of {count} shards have no re_caption in any KEY.json: their text is KEY.txt")
     for what, why in (("without_caption", "no re_caption"), ("without_image", "no image")):
-        dropped = sum(stats[what] for stats in done[:count])
-        if dropped:
+        if dropped := sum(stats[what] for stats in done[:count]):
             print(f"{plural(dropped, 'sample')} left out: {why}")
     print(f"{plural(totals[count - 1], 'pair')}: --train-data '{tars.shard_pattern(args.out, count)}'")
 

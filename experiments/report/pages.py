@@ -131,8 +131,7 @@ def figure6(scale: Scale, place: Place, path: Path) -> str:
     from open_clip_mdc.data.shards import image_member, read_samples
     pages = []
     for captioning in scale.captioning:
-        rows = captions(scale, captioning, place)
-        if not rows:
+        if not (rows := captions(scale, captioning, place)):
             continue
         root = Path(place.fill(captioning.root))
         samples = islice(read_samples(str(root / "test" / "0.tar")), IMAGES)

@@ -19,10 +19,10 @@ HEART = tuple(f"src/open_clip_mdc/{name}" for name in ("text", "objectives", "mo
 # Folders, the most lines, and the most syntax nodes in thousands.
 BUDGET = {
     "the heart": (HEART, 5_990, 31.5),
-    "src": (("src",), 17_550, 94.7),
-    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_850, 35.1),
-    "experiments and benchmarks": (("experiments", "benchmarks"), 6_990, 45.6),
-    "tests": (("tests",), 25_440, 191.3),
+    "src": (("src",), 17_535, 94.4),
+    "clip_benchmark_ext": (("clip_benchmark_ext",), 5_800, 34.7),
+    "experiments and benchmarks": (("experiments", "benchmarks"), 6_990, 44.9),
+    "tests": (("tests",), 24_360, 178.3),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 192
