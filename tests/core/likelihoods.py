@@ -3,6 +3,7 @@
 Dimensions: R captions (rows), L positions, P patches, H heads, W width, V vocabulary.
 """
 import itertools
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,12 @@ def random_captions(count, lengths=range(2, 10), seed=0):
     rng = np.random.default_rng(seed)
     lengths = itertools.cycle(lengths)
     return torch.tensor([caption(*rng.integers(1, V - 2, size=next(lengths))) for _ in range(count)])
+
+
+def network(model, image):
+    """What decoding reads: the model with the keys and values of images [B, 3, H, W]."""
+    with torch.no_grad():
+        return partial(model.token_logits, model.text.project_image(model.encode_image_tokens(image)))
 
 
 def log_probs(model, image, text, valid):

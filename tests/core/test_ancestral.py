@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 from conftest import VOCAB, images, seeded, tiny_captioner
+from likelihoods import network
 from scipy.stats import chisquare
 from test_mask_replace import T, V, dense, much_replacement, product, true_posteriors  # noqa: F401
-from test_unmask import network
 
 from open_clip_mdc.decoding.ancestral import denoise, times
 from open_clip_mdc.decoding.generate import generate

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from accelerator import Accelerator, mark
 from captured import emulate
 from conftest import VOCAB, captions, images, seeded, tiny_captioner
+from likelihoods import network
 from open_clip import get_tokenizer
-from test_unmask import network
 
 from open_clip_mdc.decoding.confidence import fully_masked, unmask_by_confidence
 from open_clip_mdc.decoding.options import Sampling, Unmasking

@@ -162,7 +162,7 @@ def test_clip_of_transformers(tmp_path, with_text):
     assert captioner.visual.preprocess_cfg["mean"] == [0.1, 0.2, 0.3]
     assert tuple(transform.transforms[-1].std) == (0.4, 0.5, 0.6)
     (tmp_path / "clip" / "config.json").unlink()
-    alone, _, _ = create("tiny-quickgelu", tmp_path / "clip")
+    alone = create("MDC-tiny-quickgelu", tmp_path / "clip")
     assert_gives(alone, expected, image)
     assert alone.visual.preprocess_cfg["mean"] == [0.1, 0.2, 0.3]
 

@@ -25,7 +25,6 @@ def model():
     return model
 
 
-
 def table(logits):
     """A network that sees nothing: the logits of a position are a row of the table [L, V]."""
     def token_logits(text, predicted):

@@ -16,7 +16,6 @@ from scipy.stats import chisquare
 from shard_files import ENDINGS, make_image, samples, texts, tool
 from training import pipeline
 
-from experiments.lengths import read_captions
 from open_clip_mdc.cli import prepare
 from open_clip_mdc.cli.prepare_layouts import Sample
 from open_clip_mdc.data.captions import CAPTION_SEPARATOR
@@ -109,9 +108,9 @@ def test_joined_captions_are_one_text_and_references_stay_apart(prepared):
     tool("shards", "--train", prepared / "train/00000.tar", "--val", prepared / "val/00000.tar", "--test",
          prepared / "test/0.tar", "--out", joined, "--join")
     assert members(joined / "train/00000.tar")["00000002.txt"].decode() == " ".join(texts(2))
-    assert members(joined / "val/00000.tar")["00000001.txt"].decode() == " ".join(texts(9))
+    val = [text.decode() for name, text in members(joined / "val/00000.tar").items() if name.endswith(".txt")]
+    assert val == [" ".join(texts(i)) for i in (8, 9)]
     assert members(joined / "test/0.tar") == members(prepared / "test/0.tar")
-    assert list(read_captions([str(joined / "val/00000.tar")])) == [" ".join(texts(i)) for i in (8, 9)]
 
 
 # How several captions train
