@@ -28,7 +28,7 @@ LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 192
 FLAGS = REPO / "tests" / "core" / "fixtures" / "flags.csv"  # command, flag, where it is used
 # The most files of the project that a job enters in a process of its own.
-ENTERED = {"load": 40, "caption": 20, "score": 19, "probe": 49, "train": 54}
+ENTERED = {"load": 40, "caption": 19, "score": 19, "probe": 49, "train": 52}
 
 
 def nodes(tree: ast.AST) -> int:
