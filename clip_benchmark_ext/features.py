@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
 from typing import BinaryIO
@@ -97,7 +97,6 @@ def encode_batch(encode: Encode, images: Tensor, targets: Tensor | list[Tensor],
                     {"targets": torch.as_tensor(targets)})
 
 
-@torch.no_grad()
 def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, args: Namespace,
                      desc: str = "features") -> Features:
     """Encode the (images, targets) batches of a loader: features [N, D] and targets [N], on the CPU.
@@ -105,9 +104,8 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, a
     Each batch is encoded by one process. Both are in files of --feature_root without a name, mapped into memory.
     Raises ValueError if the loader is empty, or a feature is not finite.
     """
-    def encoded() -> Iterator[tuple[int, Tensors]]:
-        for i, (images, target) in own_batches(dataloader, desc):
-            yield i, encode_batch(lambda images: {"features": encode(images)}, images, target, args, desc)
+    encoded = ((i, encode_batch(lambda images: {"features": encode(images)}, images, target, args, desc))
+               for i, (images, target) in own_batches(dataloader, desc))
 
     def mapped(file: BinaryIO, like: Tensor) -> Tensor:
         file.flush()
@@ -115,10 +113,10 @@ def extract_features(encode: Callable[[Tensor], Tensor], dataloader: Iterable, a
         return content.view(like.dtype).unflatten(0, (-1, *like.shape[1:]))
 
     # Targets too, as small tensors in memory would keep the system from taking back the batches between them.
-    folder = args.feature_root
-    with tempfile.TemporaryFile(dir=folder) as features, tempfile.TemporaryFile(dir=folder) as targets:
+    with tempfile.TemporaryFile(dir=args.feature_root) as features, tempfile.TemporaryFile(
+            dir=args.feature_root) as targets:
         batch = {}
-        for batch in gathered(encoded()):
+        for batch in gathered(encoded):
             for file, part in zip((features, targets), batch.values(), strict=True):
                 file.write(part.contiguous().view(torch.uint8).numpy())
         if not batch:

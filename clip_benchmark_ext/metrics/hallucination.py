@@ -73,4 +73,4 @@ def metrics(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
     columns = {name: column for name, column in columns.items() if any(column[1])}
     means = {name: sum(v * w for v, w in zip(*column, strict=True)) / sum(column[1])
              for name, column in columns.items()}
-    return means, *({name: list(column[i]) for name, column in columns.items()} for i in (0, 1))
+    return means, *({name: column[i] for name, column in columns.items()} for i in (0, 1))

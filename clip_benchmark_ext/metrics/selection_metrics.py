@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
         scores: by row ("plain", "blind", "debiased", ...), an array [C] or [I, C] per case, in the order of `cases`.
         surfaces: by name, a function of a caption whose values are compared.
 
-    Raises ValueError for another number of arrays, or NaN.
+    Raises ValueError for arrays of another number or shape, or NaN.
     """
     same_words = np.array([has_same_words(case) for case in cases])
     differs = {name: np.array([not {*map(surface, case.wrong)} <= {*map(surface, case.captions[:case.right])}
@@ -93,7 +93,7 @@ def selection_metrics(metric: Metric, scores: Mapping[str, Sequence], cases: Seq
     least, right = 0 if metric.ties_count_as == "right" else 1, {}
     for row, values in scores.items():
         suffix = suffix_of(row)
-        arrays = _checked(values, cases, row)
+        arrays = list(_checked(values, cases, row))
         text = np.array([_outcome(array, case.right) for array, case in zip(arrays, cases, strict=True)], dtype=int)
         image = np.array([_outcome(array.T) if array.ndim == 2 else 1 for array in arrays], dtype=int)
         right[suffix] = (text >= least).astype(int).tolist()
@@ -199,14 +199,17 @@ def _statements(array: np.ndarray, right: int) -> float:
     return (np.mean(scores[fits] > 0) + np.mean(scores[~fits] <= 0)) / 2
 
 
-def _checked(values: Sequence, cases: Sequence[Case], row: str) -> list[np.ndarray]:
-    arrays = []
+def _checked(values: Sequence, cases: Sequence[Case], row: str) -> Iterator[np.ndarray]:
+    if len(values) != len(cases):
+        raise ValueError(f"{len(values)} {row} scores for {len(cases)} cases")
     for value, case in zip(values, cases, strict=True):
         array = np.asarray(value, dtype=np.float64)
+        shape = (len(case.images),) * (len(case.images) > 1) + (len(case.captions),)
+        if array.shape != shape:
+            raise ValueError(f"case {case.key}: {row} scores of shape {array.shape}, not {shape}")
         if np.isnan(array).any():
             raise ValueError(f"case {case.key}: a {row} score is NaN")
-        arrays.append(array[..., [case.captions.index(caption) for caption in case.captions]])
-    return arrays
+        yield array[..., [case.captions.index(caption) for caption in case.captions]]
 
 
 def _mean(values: Sequence) -> float:

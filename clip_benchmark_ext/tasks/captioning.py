@@ -107,7 +107,8 @@ def decode(job: Job, batches: DataLoader, key: dict, file: Path, clip: Clip | No
 def read_captions(file: Path, key: dict) -> dict | None:
     try:
         saved = json.loads(file.read_text())
-        return saved if saved["key"] == key and saved["captions"].keys() == saved["steps"].keys() else None
+        whole = saved["captions"].keys() == saved["steps"].keys() == saved["references"].keys()
+        return saved if saved["key"] == key and whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

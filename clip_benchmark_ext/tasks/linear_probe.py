@@ -9,10 +9,10 @@ Dimensions: N images, D width, C classes.
 """
 import itertools
 import json
-import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ def run(job: Job, batches: DataLoader) -> dict:
     if share is not None and ("val" in loaders or not 0 < share < 1):
         raise ValueError(f"--val_proportion {share}: give a share between 0 and 1, and no --val_split")
     if args.save_clf is not None:
-        os.makedirs(os.path.dirname(args.save_clf) or ".", exist_ok=True)  # fail before the long work
+        Path(args.save_clf).parent.mkdir(parents=True, exist_ok=True)  # fail before the long work
 
     rng_state = torch.get_rng_state()
     data = _load_splits(job.model, loaders, feature, args)
@@ -65,8 +65,7 @@ def run(job: Job, batches: DataLoader) -> dict:
             rows = torch.tensor(part.indices)
             data[split] = Rows((features, rows)), targets[rows]
     torch.empty(len(data), dtype=torch.int64).random_()
-    names = getattr(batches.dataset, "classes", None)
-    probe, result = probe_features(data, args, args.fewshot_k, args.verbose, names)
+    probe, result = probe_features(data, args, args.fewshot_k, args.verbose, getattr(batches.dataset, "classes", None))
     result |= {"normalized": args.normalize, "feature": feature}
     if args.save_clf is not None:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in probe.state_dict().items()}
@@ -241,4 +240,3 @@ def top_k_accuracy(logits: Tensor, targets: Tensor, ks: tuple[int, ...]) -> list
     """
     hits = logits.sort(dim=1, descending=True, stable=True).indices[:, :max(ks)] == targets[:, None]  # [N, max k]
     return [hits[:, :k].sum().item() / len(targets) for k in ks]
-

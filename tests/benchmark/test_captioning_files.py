@@ -82,6 +82,9 @@ def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tm
         with pytest.raises(RuntimeError):
             models.evaluate(*command, *more)
     assert read_json("captioning-noise.json")["captions"] == content["captions"]
+    write_json("captioning-noise.json", content | {"references": {}})  # not whole, so it is made again
+    with pytest.raises(RuntimeError):
+        models.evaluate(*command)
 
 
 @pytest.mark.parametrize("other_process", [False, True])

@@ -154,7 +154,9 @@ def test_winoground_text_image_and_group_score_are_strict():
 
 
 @pytest.mark.parametrize("scores, message", [
-    ([RIGHT], "longer"),
+    ([RIGHT], "1 plain scores for 2 cases"),
+    ([RIGHT, [1.0]], r"case row1: plain scores of shape \(1,\), not \(2,\)"),
+    ([RIGHT, [[1.0, 2.0]]], r"case row1: plain scores of shape \(1, 2\)"),
     ([[math.nan, 0.0], RIGHT], "case row0: a plain score is NaN"),
 ])
 def test_scores_that_do_not_fit_the_cases_are_refused(scores, message):
