@@ -20,7 +20,6 @@ Dimensions: B captions, L positions, K mentions (first, second), P patches, D wi
 tokens of a noised row, which has two streams in block diffusion.
 """
 import json
-import re
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import islice
@@ -192,12 +191,12 @@ def add(found: dict[str, list], name: str, values: Tensor) -> None:
 
 def keep(path: Path, about: dict, found: dict[str, list]) -> None:
     """Write the values of single images and their weighted means, and print the latter. `found` is of `by_image`."""
-    images = found.pop("images")
-    weights = {name: found[re.sub("[a-z]+(?=_[a-z]+$)", "weight", name)] for name in found}  # of [left_]MEASURE_PLACE
-    metrics = {name: float(np.sum(of_images) / np.sum(weights[name])) for name, of_images in found.items()
-               if "weight" not in name}
-    values = {name: [float(f"{x:.{DIGITS}g}") for x in of_images] for name, of_images in found.items()}
-    results.write_items(path, {"images": images, "values": values})
+    measured = {name: of_images for name, of_images in found.items() if name != "images"}  # by [left_]MEASURE_PLACE
+    weights = {name: f"{'left_' * name.startswith('left_')}weight_{name.rpartition('_')[2]}" for name in measured}
+    metrics = {name: float(np.sum(of_images) / np.sum(found[weights[name]])) for name, of_images in measured.items()
+               if name != weights[name]}
+    values = {name: [float(f"{x:.{DIGITS}g}") for x in of_images] for name, of_images in measured.items()}
+    results.write_items(path, {"images": found["images"], "values": values})
     results.write(path, about, metrics)
     print(path, json.dumps(metrics))
 
