@@ -44,7 +44,7 @@ class Loaded(Exception):
 
 
 def skipped(*flags) -> bool:
-    """Whether `clip_benchmark eval` keeps the result that is there, and loads no model."""
+    """Return whether `clip_benchmark eval` keeps the result that is there, and loads no model."""
     with patch.object(run, "load_model", side_effect=Loaded), suppress(Loaded):
         cli.main(["eval", "--num_workers", "0", "--quiet", "--output", "result.json", "--skip_existing",
                   *map(str, flags)])

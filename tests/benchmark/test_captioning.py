@@ -60,7 +60,7 @@ def test_captions_are_those_that_the_model_generates(runs, data, alias, given, d
 
 
 def texts(saved: dict, kind: str = "captions") -> list:
-    """What a file of captions says of each image."""
+    """Return what a file of captions says of each image."""
     return list(saved[kind].values())
 
 

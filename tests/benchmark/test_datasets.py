@@ -151,5 +151,3 @@ def test_valse_keeps_rows_that_two_annotators_confirmed(tmp_path):
     write_json(tmp_path / "existence.json", rows)
     with pytest.raises(ValueError, match="row1, mturk: 'caption' is missing"):
         build_dataset("valse/existence", tmp_path)
-
-

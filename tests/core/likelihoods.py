@@ -26,7 +26,7 @@ def random_captions(count, lengths=range(2, 10), seed=0):
 
 
 def network(model, image):
-    """What decoding reads: the model with the keys and values of images [B, 3, H, W]."""
+    """Return what decoding reads: the model with the keys and values of images [B, 3, H, W]."""
     with torch.no_grad():
         return partial(model.token_logits, model.text.project_image(model.encode_image_tokens(image)))
 

@@ -31,7 +31,7 @@ def captioner(objective):
 
 
 def with_and_without(dtype, call, *args, **options):
-    """What a call returns without autocast and with it."""
+    """Return what a call returns without autocast and with it."""
     for enabled in (False, True):
         with torch.autocast("cpu", dtype, enabled):
             yield call(*args, **options)

@@ -84,4 +84,3 @@ def test_a_run_stops_where_no_image_can_be_read(place, monkeypatch):
     monkeypatch.setattr(csv_images, "MOST_TRIED", 5)
     with pytest.raises(ValueError, match="most.csv, line 6, and none of 5 rows from there on"):
         csv_rows("most")[4]
-
