@@ -155,7 +155,7 @@ DATA ?= data
 GPUS ?=
 SEEDS ?=
 TABLES := table1 table2 table3 table4 table5 stability floors figure3 figure4 figure5 figure6 lengths steps claims compared
-ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 article table8 views curves photos tries towers epochs repetition contexts between sentences rates own fair longer
+ARTICLE := table6 figure7 mcdiffusion table7 figure8 figure9 figure10 article table8 views curves photos tries towers epochs repetition contexts between sentences rates own fair longer objectives
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale $(SCALE) --data '$(DATA)' \
     --bin $(BIN)/ $(if $(GPUS),--gpus $(GPUS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(DRY_RUN),--dry-run)

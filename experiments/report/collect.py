@@ -45,11 +45,12 @@ TITLES = {
     "contexts": "One network, two contexts",
     "rates": "Learning rates of MDC and ARC", "own": "MDC and ARC, each at its own learning rate",
     "fair": "Verdicts on MDC and ARC, each at its own learning rate", "longer": "Length of training, at own rates",
+    "objectives": "Other objectives beside MDC and ARC",
     "between": "What lies between ARC and MDC",
     "sentences": "Two sentences of a photograph, in both orders",
 }
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition", "fair")
-WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between", "longer")
+WITH_CLAIMS = (*LEDGERS, *contexts.LEDGERS, "between", "longer", "objectives")
 DRAWN = {"between": between.plot, "longer": rates.plot, "epochs": photos.plot, "curves": curves.plot}  # by seed
 NOTES = {"photos": photos.note, "curves": curves.note}
 PLOTS = dict.fromkeys(article.TABLES, article.plot) | dict.fromkeys(mcdiffusion.TABLES, mcdiffusion.plot)
@@ -111,7 +112,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             else:
                 page = markdown(summaries)
                 write(folder / f"{name}.csv", csv(summaries))
-            if name in ("between", "longer"):
+            if name in ("between", "longer", "objectives"):
                 rows = claims.give_verdicts(ledger, measured)
                 page += "\n" + claims.ledger(rows, measured)
             page += environments(numbers, place)

@@ -3,6 +3,7 @@
     make rates SCALE=scenes    # on seeds 10 and 11 and on images of probes, which no other table uses
     make own SCALE=scenes      # with the rates that were chosen, on the scale's seeds
     make longer SCALE=rich     # the same after half of a run, and one, two and four, each with a schedule of its own
+    make objectives SCALE=rich # other objectives after an eighth, half and one, at the rate of MDC or ARC
 
 The rule was written before the first run: the rate of an objective is the one with the highest mean probe. If it is the
 first or the last of the grid, the grid is extended there by a factor of two.
@@ -12,6 +13,7 @@ seeds. By least squares it is half of the third D minus the first, which is how 
 one seed or more, and a verdict from two on. The crossing is stated only if D changes its sign within these lengths.
 """
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from .cells import Cell, Numbers, Run, caption_cells, length_flags, probe, probes
@@ -22,6 +24,9 @@ OBJECTIVES = ("MDC", "ARC")
 # Other images and another seed of the probe. By its flags a result is told from one on the test images.
 HELD_OUT = dict(root="{out}/data/rates/{{dataset_cleaned}}", flags=("--seed", "1"))
 RUNS = (0.5, 1, 2, 4)  # of the scale's length
+# Models at the rate of the one that they are compared with.
+AT_RATE_OF = {"MDC": ("MDC-{}", "Visual-{}", "Visual-{}-table", "Concept-{}"),
+              "ARC": ("ARC-{}", "Bicap-{}", "Prefix-{}", "CapPa-{}")}
 
 
 def rates(scale: Scale) -> Iterator[Cell]:
@@ -42,13 +47,14 @@ def own(scale: Scale) -> Iterator[Cell]:
             yield from caption_cells(scale, row, run, ("CIDEr",), length_flags(scale, objective, "auto"))
 
 
-def longer(scale: Scale) -> Iterator[Cell]:
-    """Yield each objective at its own rate, after trainings of several lengths."""
+def longer(scale: Scale, models: int | None = 1, runs: tuple[float, ...] = RUNS) -> Iterator[Cell]:
+    """Yield the first models of AT_RATE_OF, or all, after trainings of several lengths."""
     for cell in own(scale):
-        objective = cell.row.partition(",")[0]
-        for times in RUNS:
-            row = f"{objective}, {scale.images * times:,.0f} images"
-            yield cell._replace(row=row, run=cell.run._replace(epochs=times), competes=False)
+        for model in AT_RATE_OF[cell.row.partition(",")[0]][:models]:
+            for times in runs if (model, cell.column) != ("Concept-{}", "CIDEr") else ():  # it has no captions
+                run = cell.run._replace(model=model.format(scale.backbone), epochs=times)
+                row = f"{model.replace('-{}', '')}, {scale.images * times:,.0f} images"
+                yield cell._replace(row=row, run=run, competes=False)
 
 
 def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
@@ -58,4 +64,4 @@ def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
                xlabel="length of training, in runs", xticks=range(len(RUNS)), xticklabels=RUNS)
 
 
-TABLES = {"rates": rates, "own": own, "longer": longer}
+TABLES = {"rates": rates, "own": own, "longer": longer, "objectives": partial(longer, models=None, runs=(0.125, 0.5, 1))}
