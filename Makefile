@@ -50,6 +50,7 @@ help:
 	@echo "make between               what lies between ARC and MDC: blocks, and captioners that learn both ways (2 h)"
 	@echo "make rates own fair        find a learning rate for MDC and one for ARC, compare both at their own (scenes, rich)"
 	@echo "make longer SCALE=rich     the same after 80,000 to 640,000 images (9 core-hours for three seeds)"
+	@echo "make objectives SCALE=rich weighed and hidden words, both directions, given beginnings (8 core-hours)"
 	@echo "make photos                caption photographs with a small decoder on a trained encoder, an hour of two cores"
 	@echo "     DATA=folder with train/, val/ and test/, SCALE=photos-vit or photos-timm-NAME for another encoder,"
 	@echo "     SCALE=photos-unlocked to train the encoder, too"

@@ -3,7 +3,6 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from torchvision.transforms import Compose
 from webdataset import WebDataset, split_by_worker
 
 from open_clip_mdc.data.captions import without_image
-from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.images import sample_image
 from open_clip_mdc.data.shards import image_member, read_metadata, read_samples, regroup
 from open_clip_mdc.data.text import read_names
 from open_clip_mdc.data.workers import STUCK, fitting, image_bytes
@@ -47,12 +46,10 @@ def own_samples(samples: Samples, batch_size: int) -> Samples:
 def decode_images(samples: Samples) -> Samples:
     """Yield each sample of a webdataset with its upright RGB image as DECODED, its name, and its labels or captions."""
     for sample in samples:
-        suffix = image_member(sample)
-        if suffix is None:
+        if not image_member(sample):
             raise ValueError(f"{sample['__url__']}: no image in {without_image(sample)}")
-        image = decode_image(BytesIO(sample[suffix]), f"{sample['__url__']}, sample {sample['__key__']}")
         yield {name: x for name, x in sample.items() if name in ("cls", "npy", "txt") or name.startswith("__")} | {
-            DECODED: image, NAME: str(read_metadata(sample).get("filename", ""))}
+            DECODED: sample_image(sample), NAME: str(read_metadata(sample).get("filename", ""))}
 
 
 def read_as_ours(dataset: WebDataset, root: str, batch_size: int) -> None:

@@ -131,8 +131,8 @@ def decoding_options(args: argparse.Namespace, flags: Flags, cfg: "CaptionCfg | 
     if cfg and not objective_of(cfg).scorers:
         raise ValueError("this model can only fill in words of captions: evaluate it by --task cloze or linear_probe")
     asked = {name: value for name in OPTIONS if (value := getattr(flags, DECODING[name])) is not None}
-    several = {"samples": flags.samples} if flags.samples else {}
-    causal = decoding.searches(asked | several, cfg and objective_of(cfg))
+    several = asked | {"samples": flags.samples} if flags.samples else asked
+    causal = decoding.searches(several, cfg and objective_of(cfg))
     decoding.check_clip(asked)
     check_samples(flags)
     sampling = decoding.Sampling(flags.temperature or 0.0, flags.top_k, flags.top_p)

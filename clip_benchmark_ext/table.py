@@ -41,8 +41,7 @@ LENGTHS = ("mean length", "references")
 def checked(name: str, value: object) -> object:
     name = name.rpartition("/")[2]
     kinds = {"scorer": (str,), "caption_length": (int, float, str)}.get(name, (int, float))
-    shown = name in ("scorer", *COLUMNS.values()) or name.startswith("text_acc")
-    if shown and value is not None and type(value) not in kinds:
+    if (name in ("scorer", *COLUMNS.values()) or name.startswith("text_acc")) and type(value) not in kinds:
         raise TypeError(f"{name} is {value!r}")
     return value
 
@@ -53,7 +52,7 @@ def read_results(paths: list[str]) -> list[dict]:
     for path in paths:
         try:
             result = parse_json(Path(path).read_bytes())
-            metrics = {name: checked(name, value) for name, value in result["metrics"].items()}
+            metrics = {name: checked(name, value) for name, value in result["metrics"].items() if value is not None}
             results += feature_rows({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
                             "metrics": metrics, "settings": result.get("settings", {}) | OF_THE_SUBSET})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:

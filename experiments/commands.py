@@ -178,8 +178,7 @@ def judge(scale: Scale, captioning: Captioning, seed: int, place: Place, url: st
     return [f"{place.bin}python", "-m", "experiments.judge", "--captions",
             *(f"{system}={caption_file(scale, captioning, system, seed, place)}"
               for system in systems(scale, captioning)),
-            "--images", f"{tests}/" + (f"{{0..{shards - 1}}}.tar" if shards > 1 else "0.tar"),
-            "--out", str(answers), "--url", url,
+            "--images", f"{tests}/{{0..{shards - 1}}}.tar", "--out", str(answers), "--url", url,
             "--model", os.environ.get("JUDGE_MODEL", JUDGE)]
 
 

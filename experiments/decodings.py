@@ -11,8 +11,6 @@ consensus.
 Dimensions: B images, P patches, D width.
 """
 import json
-import sys
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from clip_benchmark_ext.metrics import hallucination, repeats
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from open_clip_mdc.data.captions import captioned
 from open_clip_mdc.data.files import write_json
-from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.images import sample_image
 from open_clip_mdc.data.markdown import markdown_table
-from open_clip_mdc.data.shards import image_member, read_samples
+from open_clip_mdc.data.shards import read_samples
 from open_clip_mdc.decoding.sampling import Sampling
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.text.special_tokens import decode_captions
@@ -60,7 +58,7 @@ def read(shard: str, transform, limit: int | None) -> tuple[list[torch.Tensor], 
     samples = list(islice(captioned(read_samples(shard)), limit))
     if not samples:
         raise ValueError(f"{shard} has no image with a KEY.txt")
-    return [transform(decode_image(BytesIO(sample[image_member(sample)]))) for sample, _ in samples], [
+    return [transform(sample_image(sample)) for sample, _ in samples], [
         "\n".join(captions).strip().splitlines() for _, captions in samples]
 
 
@@ -136,7 +134,7 @@ def main() -> None:
     file, about = Path(f"{args.out}.json"), {name: str(value) for name, value in vars(args).items()}
     said = json.loads(file.read_text()) if file.exists() else {"about": about}
     if said.pop("about") != about:
-        sys.exit(f"error: {file} was made with other arguments. Remove it, or give another --out")
+        raise ValueError(f"{file} was made with other arguments. Remove it, or give another --out")
     for objective, pretrained in (("MDC", args.mdc), ("ARC", args.arc)):
         model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
         images, references = read(args.data, transform, args.limit)

@@ -23,7 +23,7 @@ from PIL import Image
 from clip_benchmark_ext.datasets import pairs
 from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.images import encode_png
-from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_metadata, read_samples, tar_writer
+from open_clip_mdc.data.shards import find_shards, image_member, image_suffix, read_samples, tar_writer
 from open_clip_mdc.text import vocabulary as bpe
 
 from .problems import in_one_line, make_parser
@@ -59,7 +59,7 @@ def write_sentences(shards: list[str], out: Path, grey: bool = False) -> None:
             with tar_writer(folder / f"{number:05d}.tar") as writer:
                 for sample in read_samples(shard):
                     image = grey_image() if grey else sample[image_member(sample)]
-                    for k, pair in enumerate(sentence_pairs(read_metadata(sample)["captions"])):
+                    for k, pair in enumerate(sentence_pairs(pairs.captions_in(sample))):
                         writer.write({"__key__": f"{sample['__key__']}-{k}", image_suffix(image): image,
                                       "txt": " ".join(pair), "json": json.dumps({"sentences": pair})})
 
@@ -67,7 +67,7 @@ def write_sentences(shards: list[str], out: Path, grey: bool = False) -> None:
 def write_bpe(shards: list[str], out: Path) -> None:
     tokenizer = SimpleTokenizer()
     counts = Counter(word for shard in shards for sample in read_samples(shard)
-                     for caption in read_metadata(sample)["captions"]
+                     for caption in pairs.captions_in(sample)
                      for word in tokenizer.pat.findall(tokenizer.clean_fn(caption)))
     size = bpe.write(out, sorted(word for word, count in counts.items() if count >= MIN_COUNT))
     print(f"{out}: a vocabulary of {size}")

@@ -42,8 +42,8 @@ from .judge_answers import LETTERS, assign_letters, parse_letter, report, summar
 
 TIMEOUT_SECONDS = (10, 300)  # to connect, and between two bytes: a large model with a queue is slow
 ANSWER_SECONDS, ANSWER_BYTES = 900, 2 ** 20  # limits of a whole answer
-# Media types that servers accept, by Pillow's format. An MPO is a JPEG of several pictures.
 QUESTION = "Which caption best depicts the image and is also coherent (no duplicate words or awkward phrasing)?"
+# Media types that servers accept, by Pillow's format. An MPO is a JPEG of several pictures.
 SERVED = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 RETRIES = 7  # after 0, 1, 2, 4, ... 32 seconds, unless the server says how long to wait
 

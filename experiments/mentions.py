@@ -21,7 +21,6 @@ tokens of a noised row, which has two streams in block diffusion.
 """
 import json
 from collections.abc import Iterator
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -31,8 +30,8 @@ from torch import Tensor
 
 from clip_benchmark_ext import results
 from open_clip_mdc.data.files import sha256
-from open_clip_mdc.data.images import decode_image
-from open_clip_mdc.data.shards import image_member, read_metadata, read_samples
+from open_clip_mdc.data.images import sample_image
+from open_clip_mdc.data.shards import read_metadata, read_samples
 from open_clip_mdc.decoding.options import NULL_IMAGES
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.likelihood.log_likelihood import mean_image
@@ -152,7 +151,7 @@ def read_scenes(shard: str, transform) -> Iterator[tuple[str, Tensor, list[str]]
         if not isinstance(captions, list) or len(captions) != 2:
             raise ValueError(f"{shard}, sample {sample['__key__']} has no captions in two orders: give --data of "
                              "`open_clip_mdc scenes --world mentions`")
-        yield sample["__key__"], transform(decode_image(BytesIO(sample[image_member(sample)]))), captions
+        yield sample["__key__"], transform(sample_image(sample)), captions
 
 
 def by_image(model: Captioner, transform, tokenizer, shard: str, redundancy: float, draws: int) -> dict[str, list]:
@@ -216,9 +215,8 @@ def main() -> None:
             "weights_sha256": sha256(pretrained)}}
         if results.is_there(path, about):
             continue
-        found = by_image(*checkpoints.load(pretrained, captioner=True), args.data,
-                         REDUNDANCIES[args.name], DRAWS)
-        keep(path, about, found)
+        keep(path, about, by_image(*checkpoints.load(pretrained, captioner=True), args.data, REDUNDANCIES[args.name],
+                                   DRAWS))
 
 
 if __name__ == "__main__":

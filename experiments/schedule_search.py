@@ -25,6 +25,7 @@ from open_clip_mdc.data.files import new_file, write_json
 from open_clip_mdc.data.images import batched, read_pairs
 from open_clip_mdc.data.outputs import Default
 from open_clip_mdc.data.shards import find_shards
+from open_clip_mdc.errors import plural
 from open_clip_mdc.integration import checkpoints, configs
 from open_clip_mdc.integration.patches import register
 
@@ -52,7 +53,7 @@ def batches(pairs: Iterator[tuple[Tensor, Tensor]], size: int, device: str) -> I
         seen += len(image)
         if len(image) == size:
             yield image.to(device), text
-    raise ValueError(f"--train-data ends after {seen} images, and none is measured twice: lower --num-samples")
+    raise ValueError(f"--train-data ends after {plural(seen, 'image')} and none is measured twice: lower --num-samples")
 
 
 def per_t(measured: Measurement) -> pd.DataFrame:

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from clip_benchmark_ext import results
 from open_clip_mdc.data.files import sha256
-from open_clip_mdc.data.images import decode_image
-from open_clip_mdc.data.shards import image_member, read_metadata, read_samples
+from open_clip_mdc.data.images import decode_image, sample_image
+from open_clip_mdc.data.shards import read_metadata, read_samples
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.text.packing import NoisedCaptions, pack
@@ -96,8 +96,7 @@ def by_photograph(model: Captioner, blind: Captioner, transform, tokenizer, shar
     samples = read_samples(shard)
     while batch := list(islice(samples, PHOTOGRAPHS * SENTENCES)):
         firsts = batch[::SENTENCES]  # a photograph is read once for its pairs
-        embs = model.encode_image_tokens(torch.stack([
-            transform(decode_image(BytesIO(sample[image_member(sample)]))) for sample in firsts]))
+        embs = model.encode_image_tokens(torch.stack([transform(sample_image(sample)) for sample in firsts]))
         pairs = [read_metadata(sample)["sentences"] for sample in batch]
         text = tokenizer([" ".join(pair) for pair in pairs])
         words = words_of(pairs, tokenizer, text.shape[1])
@@ -130,8 +129,7 @@ def main() -> None:
             continue
         model, transform, tokenizer = checkpoints.load(pretrained, captioner=True)
         blind, _, _ = checkpoints.load(twin, captioner=True)
-        found = by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS)
-        keep(path, about, found)
+        keep(path, about, by_photograph(model, blind, transform, tokenizer, args.data, 1 if model.causal else DRAWS))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
+from open_clip_mdc.data.captions import is_text, without_image
 from open_clip_mdc.data.files import new_folder
 from open_clip_mdc.data.shards import image_member, image_suffix, read_metadata, read_samples
 
@@ -44,7 +45,7 @@ def replace(caption: str, words: list[str], described: str, rng: random.Random) 
     text = caption.split()
     places = [i for i, word in enumerate(text) if word in words]
     others = [word for word in words if word not in described]
-    if not places or not others:
+    if not (places and others):
         return None
     text[rng.choice(places)] = rng.choice(others)
     return " ".join(text)
@@ -65,6 +66,15 @@ def negatives(caption: str, described: str, rng: random.Random) -> dict[str, str
     return {kind: false for kind, false in made.items() if false}
 
 
+def captions_in(sample: dict) -> list[str]:
+    """Return the captions in a sample's KEY.json. Raises ValueError that names it if there are none."""
+    captions = read_metadata(sample).get("captions")
+    if not (isinstance(captions, list) and captions and all(map(is_text, captions))):
+        raise ValueError(f"{sample['__url__']}, {without_image(sample)} has no list of captions in a KEY.json: make "
+                         "such shards by open_clip_mdc prepare")
+    return captions
+
+
 def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
     """Write OUT/KIND.json and OUT/val2017/ from shards with captions in their metadata.
 
@@ -73,19 +83,17 @@ def write_pairs(shards: Iterable[str], out: Path) -> dict[str, int]:
     rows = defaultdict(dict)
     with new_folder(out) as folder:
         (folder / "val2017").mkdir()
-        for number, sample in enumerate(s for shard in shards for s in read_samples(shard)):
-            captions = list(map(hallucination.normal, read_metadata(sample)["captions"]))
+        for number, sample in enumerate(chain.from_iterable(map(read_samples, shards))):
+            captions = list(map(hallucination.normal, captions_in(sample)))
             rng = random.Random(f"{SEED}/{number}")
             image = sample[image_member(sample)]
             filename = f"{number:012d}.{image_suffix(image)}"
-            wanted = {}
             for caption in rng.sample(captions, len(captions)):
                 for kind, false in negatives(caption, " ".join(captions), rng).items():
                     if len(rows[kind]) < PAIRS:
-                        wanted.setdefault(kind, dict(filename=filename, caption=caption, negative_caption=false))
-            for kind, row in wanted.items():
-                rows[kind][str(number)] = row
-            if wanted:
+                        rows[kind].setdefault(str(number), dict(filename=filename, caption=caption,
+                                                                negative_caption=false))
+            if any(str(number) in of_kind for of_kind in rows.values()):
                 Path(folder, "val2017", filename).write_bytes(image)
         for kind, pairs in rows.items():
             (folder / f"{kind}.json").write_text(json.dumps(pairs, indent=1), encoding="utf-8")

@@ -24,8 +24,8 @@ def group_averages(results: Iterable[dict]) -> dict[str, dict]:
         parts = [subsets[subset] for subset in members if subset in subsets]
         if len(parts) < len(members):
             if parts:
-                missing = ", ".join(subset for subset in members if subset not in subsets)
-                logging.warning("sugar_crepe/%s is not averaged: no result of %s", group, missing)
+                logging.warning("sugar_crepe/%s is not averaged: no result of %s", group,
+                                ", ".join(subset for subset in members if subset not in subsets))
             continue
         rows = [{key.removeprefix("text_acc") for key in part if key.startswith("text_acc")} for part in parts]
         if any(row != rows[0] for row in rows):

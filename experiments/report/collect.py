@@ -112,7 +112,7 @@ def collect(scale: Scale, place: Place, names: Collection[str]) -> dict[str, str
             else:
                 page = markdown(summaries)
                 write(folder / f"{name}.csv", csv(summaries))
-            if name in ("between", "longer", "objectives"):
+            if ledger and not rows:
                 rows = claims.give_verdicts(ledger, measured)
                 page += "\n" + claims.ledger(rows, measured)
             page += environments(numbers, place)

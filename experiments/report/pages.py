@@ -123,22 +123,21 @@ def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
 
 
 def figure6(scale: Scale, place: Place, path: Path) -> str:
-    from io import BytesIO
 
     from matplotlib.figure import Figure
 
-    from open_clip_mdc.data.images import decode_image
-    from open_clip_mdc.data.shards import image_member, read_samples
+    from open_clip_mdc.data.images import sample_image
+    from open_clip_mdc.data.shards import read_samples
     pages = []
     for captioning in scale.captioning:
         if not (rows := captions(scale, captioning, place)):
             continue
         root = Path(place.fill(captioning.root))
         samples = islice(read_samples(str(root / "test" / "0.tar")), IMAGES)
-        images = {sample["__key__"]: sample[image_member(sample)] for sample in samples}
+        images = {sample["__key__"]: sample_image(sample) for sample in samples}
         figure = Figure(figsize=(3.2 * len(rows), 3.2))  # the text below is added by bbox_inches
         for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
-            axes.imshow(decode_image(BytesIO(images[row["image"]])))
+            axes.imshow(images[row["image"]])
             axes.axis("off")
             text = [fill(f"{system}: {caption}", 38) for system, caption in row.items() if system != "image"]
             axes.set_title("\n".join(text), y=-0.05, va="top", loc="left", fontsize=8)

@@ -64,4 +64,5 @@ def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
                xlabel="length of training, in runs", xticks=range(len(RUNS)), xticklabels=RUNS)
 
 
-TABLES = {"rates": rates, "own": own, "longer": longer, "objectives": partial(longer, models=None, runs=(0.125, 0.5, 1))}
+TABLES = {"rates": rates, "own": own, "longer": longer,
+          "objectives": partial(longer, models=None, runs=(0.125, 0.5, 1))}

@@ -20,7 +20,7 @@ from experiments import judge
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.data import images
 from open_clip_mdc.data.paths import COUNTED, count_images, find_images
-from open_clip_mdc.data.shards import image_member, members, read_samples
+from open_clip_mdc.data.shards import members, read_samples
 from open_clip_mdc.integration.csv_images import CsvImages
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 
@@ -243,7 +243,7 @@ def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
     assert (tmp_path / "out" / "left_out.txt").read_text() == "'sample none (json)': no image\n"
     samples = list(read_samples(str(tmp_path / "out" / "train" / "00000.tar")))
     assert [sorted(members(sample)) for sample in samples] == [["json", "png", "txt"]] * 2 + [["jpg", "json", "txt"]]
-    sizes = [images.decode_image(io.BytesIO(sample[image_member(sample)])).size for sample in samples]
+    sizes = [images.sample_image(sample).size for sample in samples]
     assert sizes == [(40, 24), (24, 40), (24, 40)]  # turned once, not twice
 
 

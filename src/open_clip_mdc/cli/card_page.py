@@ -1,15 +1,14 @@
 """Write the table and the page of `open_clip_mdc card` from its result files."""
 import argparse
 import json
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
 from clip_benchmark_ext.datasets.pairs import KINDS
 
-from ..data.images import decode_image
+from ..data.images import sample_image
 from ..data.markdown import markdown_table
-from ..data.shards import image_member, read_samples
+from ..data.shards import read_samples
 from ..errors import plural
 from .locked_training import shards_of
 from .page import CARDS, shown, thumbnail, write_page
@@ -81,7 +80,7 @@ def write_card(args: argparse.Namespace, out: Path, counts: dict, rows: list[dic
             for row, label in ROWS.items()}
     cards = []
     for sample in islice((sample for shard in shards_of(out, "test") for sample in read_samples(shard)), SHOWN):
-        image = decode_image(BytesIO(sample[image_member(sample)]), sample["__key__"])
-        cards.append(CARDS.said(thumbnail(image), {label: own[sample["__key__"]] for label, own in said.items()}))
+        key, image = sample["__key__"], thumbnail(sample_image(sample))
+        cards.append(CARDS.said(image, {label: own[key] for label, own in said.items()}))
     write_page(page, "What this image encoder knows", facts, CARDS.measures(HEAD, table), cards, [])
     return markdown_table(HEAD, table)

@@ -254,23 +254,26 @@ def data_url(content: bytes, mime: str) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
+def sample_image(sample: dict) -> Image.Image:
+    """Return the image of a shard's sample by `decode_image`, whose errors name the shard and the key."""
+    return decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}, sample {sample['__key__']}")
+
+
 def read_pairs(shards: list[str], transform: Callable, tokenizer: Callable) -> Pairs:
     """Yield image [3, H, W] and caption [L] of each sample that has both. The first of several captions is taken."""
     for sample, captions in captioned(sample for shard in shards for sample in read_samples(shard)):
-        image = decode_image(BytesIO(sample[image_member(sample)]), f"{sample['__url__']}::{sample['__key__']}")
-        yield transform(image), tokenizer(captions[0])[0]
+        yield transform(sample_image(sample)), tokenizer(captions[0])[0]
 
 
 def decoded(samples: Iterable[dict], transform: Callable) -> Iterator[tuple[bytes, dict]]:
     """Yield the bytes of each `captioned` sample's image, and `image`, transformed, with `text`. Logs damaged ones."""
     for sample, captions in captioned(samples):
-        content = sample[image_member(sample)]
         try:
-            image = transform(decode_image(BytesIO(content), f"{sample['__url__']}, sample {sample['__key__']}"))
+            image = transform(sample_image(sample))
         except ValueError as problem:
             logging.warning("Handling webdataset error (%r). Ignoring.", problem)
             continue
-        yield content, {"image": image, "text": CAPTION_SEPARATOR.join(captions)}
+        yield sample[image_member(sample)], {"image": image, "text": CAPTION_SEPARATOR.join(captions)}
 
 
 def image_pairs(samples: Iterable[dict]) -> Iterator[dict]:

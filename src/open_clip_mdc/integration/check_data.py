@@ -6,16 +6,15 @@ is refused if most are. Validation is refused if some are, as its numbers would 
 import os
 from collections import deque
 from collections.abc import Iterator
-from io import BytesIO
 from itertools import islice, takewhile
 
 from PIL import Image
 
 from ..data.captions import captions_of, find_apart
 from ..data.csv_pairs import Row, image_path, read_table
-from ..data.images import decode_image
+from ..data.images import sample_image
 from ..data.paths import formats, is_shard, to_shards
-from ..data.shards import file_names, find_shards, image_member, read_samples
+from ..data.shards import file_names, find_shards, read_samples
 from ..errors import Problem
 from .openclip import version
 
@@ -99,7 +98,7 @@ def why_no_pair(shard: str) -> Problem:
         for sample in islice(read_samples(shard), LOOK):
             try:
                 captions_of(sample)
-                decode_image(BytesIO(sample[image_member(sample)]), f"{shard}, sample {sample['__key__']}")
+                sample_image(sample)
                 return None
             except ValueError as problem:
                 why = why or f"no image with a caption in its first samples. The first is {problem}"
