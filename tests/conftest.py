@@ -222,6 +222,11 @@ def members(path: Path) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}
 
 
+def words(*argv) -> list[str]:
+    """Return the words of a command. What begins with -- holds as many words as one likes."""
+    return [word for x in map(str, argv) for word in (x.split() if x.startswith("--") else [x])]
+
+
 def run(*command, check: bool = True, timeout: float = 3600, fork: bool = False, **env: str
         ) -> subprocess.CompletedProcess:
     """Run a command with this Python's environment. If it fails, its output is in the assertion.
@@ -231,7 +236,7 @@ def run(*command, check: bool = True, timeout: float = 3600, fork: bool = False,
     Args:
         fork: run `python -m` or `python -c` in a fork of a process that has imported OpenCLIP already.
     """
-    command = tuple(map(str, command))
+    command = words(*command)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", **env}
     if fork:
         result = forked(command[1:], timeout, env)
@@ -245,10 +250,10 @@ def run(*command, check: bool = True, timeout: float = 3600, fork: bool = False,
 
 def run_tool(argv: Iterable) -> None:
     """Run `open_clip_mdc ARGV` in this process, and what has moved as `python -m experiments.NAME`."""
-    argv = list(map(str, argv))
-    for words in (1, 2):
-        if (name := " ".join(argv[:words])) in cli.MOVED:
-            return import_module(f"experiments.{cli.module_of(name)}").main(argv[words:])
+    argv = words(*argv)
+    for count in (1, 2):
+        if (name := " ".join(argv[:count])) in cli.MOVED:
+            return import_module(f"experiments.{cli.module_of(name)}").main(argv[count:])
     cli.main(argv)
 
 
@@ -287,8 +292,8 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 def killed_when(moment: Callable[[], object], *argv: str, **options) -> int:
     """Run Python with `argv`, kill it when a condition holds, and return its exit status."""
-    with subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPO,
-                          **options) as process:
+    with subprocess.Popen([sys.executable, *words(*argv)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          cwd=REPO, **options) as process:
         wait_for(lambda: moment() or process.poll() is not None)
         process.kill()
     return process.returncode

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from conftest import run
+from conftest import run, words
 
 import open_clip_mdc
 
@@ -15,15 +15,10 @@ TORCHRUN = ("python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "-
 
 
 def train_flags(*flags, logs, name="run", data=None, model="MDC-ViT-Ti-8", workers="0") -> list[str]:
-    """Return the flags of a short float32 run on the CPU. Later flags override earlier ones.
-
-    Args:
-        flags: each is a word, or begins with -- and holds as many words as one likes.
-    """
+    """Return the `words` of a short float32 run on the CPU. Later flags override earlier ones."""
     defaults = (f"--model {model} --precision fp32 --workers {workers} --warmup 2 --lr 1e-3 --device cpu "
                 "--log-every-n-steps 1 --batch-size 12 --epochs 1")
-    given = "--logs", logs, "--name", name, *(("--train-data", data) if data else ()), *flags
-    return [word for x in map(str, (defaults, *given)) for word in (x.split() if x.startswith("--") else [x])]
+    return words(defaults, "--logs", logs, "--name", name, *(("--train-data", data) if data else ()), *flags)
 
 
 def open_clip_train(*flags, launcher=MAIN, check=True, **where):

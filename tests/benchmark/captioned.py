@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import models
-from conftest import read_json
+from conftest import read_json, words
 from models import captioned_webdataset
 
 REFERENCES = [  # of the seven images
@@ -20,8 +20,7 @@ def captioned(root: Path) -> Path:
 
 
 def flags(runs, data, alias="mdc", dataset="wds/noise") -> list[str]:
-    return [*map(str, models.flags_of(runs, dataset, data, "--task", "captioning", "--batch_size", 2, "--no_amp",
-                                      alias=alias))]
+    return words(*models.flags_of(runs, dataset, data, "--task captioning --batch_size 2 --no_amp", alias=alias))
 
 
 def evaluate(*arguments, name="result") -> tuple[dict, dict]:

@@ -9,7 +9,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from conftest import picture, png, read_json, write_json, write_tar
+from conftest import picture, png, read_json, words, write_json, write_tar
 from open_clip.model import CLIP
 
 from clip_benchmark_ext import cli, run
@@ -23,7 +23,7 @@ CLIP_CONFIG = {"embed_dim": 16, "vision_cfg": {"image_size": 48, "layers": 1, "w
 
 def evaluate(*flags, name: str = "result") -> dict:
     """Return the result of `clip_benchmark eval`, in this folder. Of a flag that is given twice the last one counts."""
-    cli.main(["eval", "--num_workers", "0", "--output", f"{name}.json", *map(str, flags)])
+    cli.main(words("eval", "--num_workers 0 --output", f"{name}.json", *flags))
     return read_json(f"{name}.json")
 
 
@@ -46,8 +46,7 @@ class Loaded(Exception):
 def skipped(*flags) -> bool:
     """Return whether `clip_benchmark eval` keeps the result that is there, and loads no model."""
     with patch.object(run, "load_model", side_effect=Loaded), suppress(Loaded):
-        cli.main(["eval", "--num_workers", "0", "--quiet", "--output", "result.json", "--skip_existing",
-                  *map(str, flags)])
+        cli.main(words("eval", "--num_workers 0 --quiet --output result.json --skip_existing", *flags))
         return True
     return False
 

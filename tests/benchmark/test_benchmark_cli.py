@@ -13,7 +13,7 @@ import pytest
 import torch
 from captioned import captioned
 from clip_benchmark.metrics import zeroshot_classification
-from conftest import make_image, members, read_json, refused, write_run
+from conftest import make_image, members, read_json, refused, words, write_run
 from models import evaluate, flags_of, labelled_webdataset, save_clip
 from strategies import tar
 from training import run_ranks
@@ -30,17 +30,17 @@ pytestmark = pytest.mark.usefixtures("clip_benchmark")
 
 def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digit(scenes, runs, tmp_path):
     data = labelled_webdataset(tmp_path / "data", ["red", "blue", "green"], ["a {c}"], shards=3)
-    probe = ("wds/probe", data, "--batch_size", 5, "--task")
+    probe = ("wds/probe", data, "--batch_size 5 --task")
     tasks = {
-        "selection": ("sugar_crepe/replace_rel", scenes / "sugarcrepe", "--batch_size", 7),
+        "selection": ("sugar_crepe/replace_rel", scenes / "sugarcrepe", "--batch_size 7"),
         "probe": (*probe, "linear_probe"),
-        "probes": (*probe, "probe", "--fewshot_epochs", 1),
+        "probes": (*probe, "probe", "--fewshot_epochs 1"),
         "zeroshot": (*probe, "zeroshot_classification"),
-        "retrieval": ("wds/x", captioned(tmp_path), "--task", "zeroshot_retrieval", "--batch_size", 3),
+        "retrieval": ("wds/x", captioned(tmp_path), "--task zeroshot_retrieval --batch_size 3"),
     }
-    tasks = {name: [*map(str, flags_of(runs, *flags))] for name, flags in tasks.items()}
-    each = [["eval", "--distributed", *flags, "--feature_root", str(tmp_path / "two"), "--num_workers", "3", "--output",
-             f"two-{name}.json"] for name, flags in tasks.items()]
+    tasks = {name: words(*flags_of(runs, *flags)) for name, flags in tasks.items()}
+    each = [["eval", *words("--distributed --num_workers 3 --feature_root", tmp_path / "two", "--output",
+                            f"two-{name}.json", *flags)] for name, flags in tasks.items()]
     run_ranks("python", "-c", "import atexit, os, torch\n"
               "atexit.register(lambda: torch.distributed.is_initialized() and os._exit(9))\n"
               "from clip_benchmark_ext import cli, distributed\n"
@@ -52,11 +52,10 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
 
 
 def test_results_of_several_subsets_are_not_overwritten_and_build_makes_a_csv(scenes, runs, tmp_path, capsys):
-    for scorer in ((), ("--scorer", "monte_carlo", "--num_samples", "4")):
-        cli.main(["eval", *map(str, flags_of(
-            runs, "sugar_crepe/swap_att", scenes / "sugarcrepe", "--dataset", "sugar_crepe/swap_att",
-            "sugar_crepe/swap_obj", "--num_workers", 0, *scorer, "--task", "image_caption_selection", "--fewshot_k", 4,
-            "--batch_size", 8))])
+    for scorer in "", "--scorer monte_carlo --num_samples 4":
+        cli.main(words("eval", *flags_of(
+            runs, "sugar_crepe/swap_att", scenes / "sugarcrepe", "--dataset sugar_crepe/swap_att sugar_crepe/swap_obj",
+            f"--num_workers 0 --task image_caption_selection --fewshot_k 4 --batch_size 8 {scorer}")))
     files = [*map(str, tmp_path.glob("*.json"))]
     assert len(files) == 4
     said = capsys.readouterr().err
@@ -74,13 +73,13 @@ def test_a_clip_model_through_our_script_gives_upstreams_numbers_to_the_digit(sc
             logits, target, topk))
     model, checkpoint = save_clip(tmp_path)
     for name, flags in {
-        "selection": ("--dataset", "sugar_crepe/swap_att", "--dataset_root", scenes / "sugarcrepe"),
-        "zeroshot": ("--dataset", "wds/probe", "--dataset_root", scenes / "probe", "--task", "zeroshot_classification"),
+        "selection": ("--dataset sugar_crepe/swap_att --dataset_root", scenes / "sugarcrepe"),
+        "zeroshot": ("--task zeroshot_classification --dataset wds/probe --dataset_root", scenes / "probe"),
     }.items():
         flags = ("--model", model, "--pretrained", checkpoint, *flags)
         ours = evaluate(*flags)
         open_clip_mdc.unregister()
-        sys.argv = ["clip_benchmark", "eval", *map(str, flags), "--output", "theirs.json", "--num_workers", "0"]
+        sys.argv = ["clip_benchmark", "eval", *words(*flags, "--output theirs.json --num_workers 0")]
         clip_benchmark.cli.main()
         theirs = read_json("theirs.json")
         assert {k: ours[k] for k in theirs if k != "metrics"} == {k: v for k, v in theirs.items() if k != "metrics"}
@@ -98,8 +97,8 @@ def test_a_clip_run_is_evaluated_at_the_image_size_that_it_was_trained_at(scenes
     write_run(tmp_path / "run", trained.state_dict(), model=name, force_image_size=32)
     loaded, load = [], benchmark_run.load_model
     monkeypatch.setattr(benchmark_run, "load_model", lambda args: loaded.append(load(args)) or loaded[0])
-    result = evaluate("--model", name, "--pretrained", tmp_path / "run", "--dataset", "sugar_crepe/swap_att",
-                      "--dataset_root", scenes / "sugarcrepe")
+    result = evaluate("--model", name, "--pretrained", tmp_path / "run",
+                      "--dataset sugar_crepe/swap_att --dataset_root", scenes / "sugarcrepe")
     assert result["pretrained"] == str(tmp_path / "run" / "checkpoints" / "epoch_1.pt")
     (model, transform, _), = loaded
     image = transform(make_image(0))
@@ -140,7 +139,7 @@ def facts(parser) -> dict:
 
 def test_the_copy_of_clip_benchmarks_flags_is_true(monkeypatch):
     from clip_benchmark.cli import get_parser_args
-    given = ["eval", "--model_type", "ja_clip", "--fewshot_k", "3", "--dataset", "a", "b"]
+    given = "eval --model_type ja_clip --fewshot_k 3 --dataset a b".split()
     monkeypatch.setattr("sys.argv", ["clip_benchmark", *given])
     theirs, args = get_parser_args()
     assert facts(cli.their_parser()) == facts(theirs) and vars(cli.parse(given)[1]) == vars(args)
@@ -152,7 +151,7 @@ def test_a_file_that_is_read_is_not_written(clip_benchmark, flag):
     for name in ("mine.json", "other.json"):
         Path(name).write_text("mine")
     Path("link.json").symlink_to("mine.json")
-    argv = ["eval", "--model", "mdc", "--pretrained", "no", "--dataset", "wds/no", "--cloze_words", "mine.json"]
+    argv = "eval --model mdc --pretrained no --dataset wds/no --cloze_words mine.json".split()
     for out in ("mine.json", "link.json", "other.json"):
         said = refused(SystemExit, cli.main, [*argv, flag, out])
         assert ("would replace mine.json, which is read" in said) == (out != "other.json")

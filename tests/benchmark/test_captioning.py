@@ -32,11 +32,11 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("alias, given, decoding", [
     ("mdc", [], {"length": 15, "tokens_per_step": 1}),
-    ("mdc", ["--caption_length", "5", "--tokens_per_step", "2"], {"length": 5, "tokens_per_step": 2}),
-    ("mdc", ["--caption_length", "auto"], {"length": "auto", "tokens_per_step": 1}),
-    ("mdc", ["--caption_length", "9", "--repeats", "avoid"], {"length": 9, "tokens_per_step": 1, "repeats": "avoid"}),
-    ("arc", ["--caption_length", "6"], {"length": 6, "num_beams": 6}),
-    ("arc", ["--num_beams", "2", "--min_length", "3"], {"length": "auto", "num_beams": 2, "min_length": 3}),
+    ("mdc", ["--caption_length 5 --tokens_per_step 2"], {"length": 5, "tokens_per_step": 2}),
+    ("mdc", ["--caption_length auto"], {"length": "auto", "tokens_per_step": 1}),
+    ("mdc", ["--caption_length 9 --repeats avoid"], {"length": 9, "tokens_per_step": 1, "repeats": "avoid"}),
+    ("arc", ["--caption_length 6"], {"length": 6, "num_beams": 6}),
+    ("arc", ["--num_beams 2 --min_length 3"], {"length": "auto", "num_beams": 2, "min_length": 3}),
 ])
 def test_captions_are_those_that_the_model_generates(runs, data, alias, given, decoding):
     metrics, saved = evaluate(*flags(runs, data, alias), *given)
@@ -72,18 +72,18 @@ def of_the_second_batch(model, transform, *sampling, **options) -> torch.Tensor:
 
 
 def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, data):
-    drawing = [*flags(runs, data), "--caption_length", "4", "--temperature", "0.8", "--top_k", "50", "--top_p", "0.9"]
+    drawing = [*flags(runs, data), "--caption_length 4 --temperature 0.8 --top_k 50 --top_p 0.9"]
     one = evaluate(*drawing, name="one")
     assert one[1]["decoding"] == {"length": 4, "tokens_per_step": 1, "temperature": 0.8, "top_k": 50, "top_p": 0.9,
                                   "seed": 0, "batch_size": 2}
     assert evaluate(*drawing, name="again")[1]["captions"] == one[1]["captions"]
-    other = evaluate(*drawing, "--seed", "1", name="seed")[1]["captions"]
-    greedy = evaluate(*flags(runs, data), "--caption_length", "4", name="greedy")[1]["captions"]
+    other = evaluate(*drawing, "--seed 1", name="seed")[1]["captions"]
+    greedy = evaluate(*flags(runs, data), "--caption_length 4", name="greedy")[1]["captions"]
     assert one[1]["captions"] != other != greedy != one[1]["captions"]
     model, transform, tokenizer = load(str(runs / "mdc"))
     text = of_the_second_batch(model, transform, 0.8, 50, 0.9, length=4)
     assert texts(one[1])[2:4] == decode_captions(text, tokenizer)
-    lengths = {evaluate(*flags(runs, data), "--caption_length", "sample", "--seed", str(seed),
+    lengths = {evaluate(*flags(runs, data), "--caption_length sample --seed", str(seed),
                         name=f"length{seed}")[0]["mean_tokens"] for seed in range(3)}
     assert len(lengths) > 1
 
@@ -91,8 +91,8 @@ def test_drawn_captions_are_those_of_the_seed_on_any_number_of_processes(runs, d
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
 def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_measured(runs, data, tmp_path, alias):
     (tmp_path / "train.txt").write_text("a red square\n")
-    drawing = [*flags(runs, data, alias), "--caption_length", "4", "--temperature", "1"]
-    metrics, saved = evaluate(*drawing, "--samples", "3", "--train_captions", "train.txt")
+    drawing = [*flags(runs, data, alias), "--caption_length 4 --temperature 1"]
+    metrics, saved = evaluate(*drawing, "--samples 3 --train_captions train.txt")
     model, transform, tokenizer = load(str(runs / alias))
     text = of_the_second_batch(model, transform, length=4, samples=3)
     said = decode_captions(text, tokenizer)
@@ -104,7 +104,7 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     assert {name: items[name] for name in of_images} == of_images and metrics["samples"] == 3
     if alias == "mdc":
         assert metrics["mean_tokens"] == 4
-    metrics, saved = evaluate(*drawing, "--samples", "3", "--select", "consensus", name="one")
+    metrics, saved = evaluate(*drawing, "--samples 3 --select consensus", name="one")
     value = agreement(text, 3, model.vocab_size).view(-1, 3).argmax(1).tolist()
     assert texts(saved)[2:4] == [said[value[0]], said[3 + value[1]]]
     assert "samples" not in saved and "div_1" not in metrics and metrics["select"] == "consensus"
@@ -112,9 +112,9 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
 
 def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data):
     plain, one, two, none = (
-        evaluate(*flags(runs, data), "--caption_length", "5", *more, name=name)[1]["captions"]
-        for name, more in (("plain", ()), ("one", ("--guidance_scale", "1")), ("two", ("--guidance_scale", "2")),
-                           ("none", ("--guidance_scale", "0"))))
+        evaluate(*flags(runs, data), "--caption_length 5", *more, name=name)[1]["captions"]
+        for name, more in (("plain", ()), ("one", ("--guidance_scale 1",)), ("two", ("--guidance_scale 2",)),
+                           ("none", ("--guidance_scale 0",))))
     model, transform, tokenizer = load(str(runs / "mdc"))
     images = made_images(transform, len(REFERENCES))
     text = model.generate(images, length=5, guidance_scale=2.0, blind=mean_image(model, [images]))
@@ -123,40 +123,40 @@ def test_guidance_is_by_the_mean_image_and_one_is_none(runs, data):
 
 
 def test_captions_are_drawn_by_the_reverse_diffusion_with_the_seed_and_guided_by_masked_features(runs, data):
-    ancestral = [*flags(runs, data), "--caption_length", "5", "--sampler", "ancestral"]
-    metrics, saved = evaluate(*ancestral, "--steps", "4", "--temperature", "1", name="drawn")
+    ancestral = [*flags(runs, data), "--caption_length 5 --sampler ancestral"]
+    metrics, saved = evaluate(*ancestral, "--steps 4 --temperature 1", name="drawn")
     assert saved["decoding"] == {"length": 5, "sampler": "ancestral", "steps": 4, "temperature": 1.0, "seed": 0,
                                  "batch_size": 2}
     assert metrics["sampler"] == "ancestral" and metrics["steps"] == 4 and metrics["mean_steps"] <= 4
     model, transform, tokenizer = load(str(runs / "mdc"))
     text = of_the_second_batch(model, transform, length=5, sampler="ancestral", steps=4)
     assert texts(saved)[2:4] == decode_captions(text, tokenizer)
-    guided = [*flags(runs, data, "mcd"), "--caption_length", "5", "--guidance_scale", "3"]
+    guided = [*flags(runs, data, "mcd"), "--caption_length 5 --guidance_scale 3"]
     saved = evaluate(*guided, name="guided")[1]
     assert saved["decoding"] == {"length": 5, "tokens_per_step": 1, "guidance_scale": 3.0, "uncond": "masked_image",
                                  "seed": 0, "batch_size": 2}
-    blind = evaluate(*guided, "--uncond", "null_image", name="blind")[1]
+    blind = evaluate(*guided, "--uncond null_image", name="blind")[1]
     assert "seed" not in blind["decoding"] and blind["captions"] != saved["captions"]
 
 
 def test_clip_guides_and_reranks_by_its_own_transform_and_the_result_says_what_it_cost(runs, data, tmp_path):
     """The CLIP model looks at 48 px, the captioner at 32."""
     name, weights = save_clip(tmp_path)
-    command = [*flags(runs, data), "--caption_length", "4", "--clip", f"{name}:{weights}"]
+    command = [*flags(runs, data), "--caption_length 4 --clip", f"{name}:{weights}"]
     clip, _, clip_transform = open_clip.create_model_and_transforms(name, weights)
     clip = Clip(clip.eval(), clip_transform, open_clip.get_tokenizer(name))
     model, transform, tokenizer = load(str(runs / "mdc"))
     images = made_images(transform, len(REFERENCES))
     seen = made_images(clip_transform, len(REFERENCES))
 
-    metrics, saved = evaluate(*command, "--clip_scale", "2")
+    metrics, saved = evaluate(*command, "--clip_scale 2")
     guide = Guide(clip, seen, tokenizer, 2.0)
     text = model.generate(images, length=4, guide=guide)
     assert texts(saved) == decode_captions(text, tokenizer)
     assert texts(saved, "clip_texts") == guide.texts
     assert metrics["clip_texts_per_caption"] == sum(guide.texts) / len(guide.texts) and metrics["clip_scale"] == 2.0
 
-    metrics, saved = evaluate(*command, "--clip_rerank", "3", "--temperature", "1", name="reranked")
+    metrics, saved = evaluate(*command, "--clip_rerank 3 --temperature 1", name="reranked")
     guide = Guide(clip, seen[2:4], tokenizer)
     text = of_the_second_batch(model, transform, length=4, samples=3, rerank=True, guide=guide)
     assert texts(saved)[2:4] == decode_captions(text, tokenizer)
@@ -169,15 +169,14 @@ def test_the_clip_that_guides_may_not_score(runs, data, tmp_path, monkeypatch):
     copy = shutil.copy(weights, tmp_path / "under-another-name.pt")
     monkeypatch.setattr(Captioner, "generate", None)
     with pytest.raises(SystemExit, match="by the model of --clip would be biased"):
-        evaluate(*flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale", "1",
-                 "--clipscore_model", name, "--clipscore_pretrained", copy)
+        evaluate(*flags(runs, data), "--clip", f"{name}:{weights}", "--clip_scale 1 --clipscore_model", name,
+                 "--clipscore_pretrained", copy)
 
 
 @torch.no_grad()
 def test_clip_scores_by_name_and_weights_are_those_of_the_published_formula(runs, data, tmp_path):
     _, weights = save_clip(tmp_path)
-    metrics, saved = evaluate(*flags(runs, data), "--clipscore_model", "tiny-clip-vit",
-                              "--clipscore_pretrained", weights)
+    metrics, saved = evaluate(*flags(runs, data), "--clipscore_model tiny-clip-vit --clipscore_pretrained", weights)
 
     clip, _, transform = open_clip.create_model_and_transforms("tiny-clip-vit", weights)
     tokenizer = open_clip.get_tokenizer("tiny-clip-vit")

@@ -36,10 +36,10 @@ def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_pa
     file.parent.mkdir(parents=True)
     file.write_bytes(Path(weights).read_bytes() if option != "--train_captions" else b"a cat\n")
     given = tmp_path / given
-    given = {"--clip": [f"{name}:{given}", "--clip_scale", "1"],
+    given = {"--clip": [f"{name}:{given}", "--clip_scale 1"],
              "--clipscore_pretrained": [given, "--clipscore_model", name],
-             "--train_captions": [file, "--samples", "2", "--temperature", "1"]}[option]
-    command = [*flags(runs, data), "--caption_length", "4", option, *given]
+             "--train_captions": [file, "--samples 2 --temperature 1"]}[option]
+    command = [*flags(runs, data), "--caption_length 4", option, *given]
     evaluate(*command)
     assert skipped(*command)
     file.write_bytes(file.read_bytes() + b" ")
@@ -57,7 +57,7 @@ def test_the_table_shows_metrics_times_100_and_lengths_as_they_are():
 def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, data, tmp_path):
     save_file(tiny_clip().state_dict(), tmp_path / "open_clip_model.safetensors")
     write_json(tmp_path / "open_clip_config.json", {"model_cfg": CLIP_CONFIG, "preprocess_cfg": {}})
-    arguments = [*flags(runs, data), "--caption_length", "4", "--clipscore_model", f"local-dir:{tmp_path}"]
+    arguments = [*flags(runs, data), "--caption_length 4 --clipscore_model", f"local-dir:{tmp_path}"]
     one = evaluate(*arguments, name="one")
     run_ranks("python", "-m", "clip_benchmark_ext.cli", "eval", *arguments, "--num_workers", "0", "--distributed",
               "--output", "two.json")
@@ -68,7 +68,7 @@ def test_two_processes_give_the_numbers_and_captions_of_one_to_the_digit(runs, d
 def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("must not happen")
-    command = [*flags(runs, data), "--save_captions", "{task}-{dataset}.json"]
+    command = [*flags(runs, data), "--save_captions {task}-{dataset}.json"]
     with monkeypatch.context() as patch:
         patch.setattr(captioning, "score_captions", fail)
         with pytest.raises(RuntimeError):
@@ -78,7 +78,7 @@ def test_captions_are_saved_before_they_are_scored_and_used_again(runs, data, tm
     monkeypatch.setattr(Captioner, "generate", fail)
     models.evaluate(*command)
     other_weights(runs, tmp_path / "epoch_1.pt")
-    for more in (("--caption_length", "3"), ("--model", "MDC-ViT-Ti-8", "--pretrained", tmp_path / "epoch_1.pt")):
+    for more in (("--caption_length 3",), ("--model MDC-ViT-Ti-8 --pretrained", tmp_path / "epoch_1.pt")):
         with pytest.raises(RuntimeError):
             models.evaluate(*command, *more)
     assert read_json("captioning-noise.json")["captions"] == content["captions"]
@@ -146,7 +146,7 @@ def test_clip_benchmarks_own_data_sets_are_captioned_where_their_files_are(runs,
     pairs = [(picture(folder / f"{i}.jpg", i), caption) for i in range(3) for caption in REFERENCES[i]]
     write_csv(tmp_path / f"{dataset}_test_karpathy.txt", [("image", "caption"), *pairs], lineterminator="\n")
     karpathy(tmp_path, [(int(name[0]), caption) for name, caption in pairs])
-    metrics, saved = evaluate(*flags(runs, tmp_path, dataset=dataset), "--caption_length", 3)
+    metrics, saved = evaluate(*flags(runs, tmp_path, dataset=dataset), "--caption_length 3")
     assert saved["references"] == {str(i): REFERENCES[i] for i in range(3)} and metrics["images"] == 3
 
 
@@ -160,15 +160,15 @@ def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_
     for i in (70, 8, 9):
         picture(tmp_path / "val2014" / f"{i}.jpg", i)
     karpathy(tmp_path, [(i, "a cat") for i in (70, 8, 9)])
-    coco = ("--save_coco_results", "{dataset}-results.json")
-    _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length", 3, *coco)
+    coco = ("--save_coco_results {dataset}-results.json",)
+    _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length 3", *coco)
     results = read_json(tmp_path / "mscoco_captions-results.json")
     assert [row["image_id"] for row in results] == [8, 9, 70]
     assert [row["caption"] for row in results] == list(saved["captions"].values())
 
     numbered = captioned_webdataset(tmp_path / "numbered", {f"k{i}": (i, "a dog") for i in (3, 1)}, **{
         f"k{i}": {"filename": f"COCO_val2014_{i:012d}.jpg"} for i in (3, 1)})
-    evaluate(*flags(runs, numbered), "--caption_length", 3, *coco)
+    evaluate(*flags(runs, numbered), "--caption_length 3", *coco)
     assert [row["image_id"] for row in read_json(tmp_path / "noise-results.json")] == [3, 1]
     monkeypatch.setattr(Captioner, "generate", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(SystemExit, match="0.tar::key0 has no image_id"):

@@ -61,7 +61,7 @@ def test_brightness_is_a_factor():
 
 
 def evaluate(runs, name, *arguments) -> dict:
-    return models.evaluate(*models.flags_of(runs, *arguments, "--no_amp", "--skip_existing"), name=name)
+    return models.evaluate(*models.flags_of(runs, *arguments, "--no_amp --skip_existing"), name=name)
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def captioned(tmp_path):
 def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, captioned, tmp_path, monkeypatch):
     """A test set that was corrupted beforehand gives the same captions."""
     name, weights = save_clip(tmp_path)
-    command = ("wds/x", captioned, "--task", "captioning", "--caption_length", 6, "--batch_size", 2)
-    clip = ("--clip", f"{name}:{weights}", "--clip_scale", "1")
-    noisy = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5")
+    command = ("wds/x", captioned, "--task captioning --caption_length 6 --batch_size 2")
+    clip = ("--clip", f"{name}:{weights}", "--clip_scale 1")
+    noisy = evaluate(runs, "noisy", *command, *clip, "--corruption gaussian_noise:5")
     with monkeypatch.context() as patch:
         patch.setattr(corruptions, "parse", lambda spec: pytest.fail("has been corrupted already"))
         clean = evaluate(runs, "clean", *command, *clip)
@@ -89,8 +89,8 @@ def test_captions_are_of_corrupted_images_and_are_scored_by_clean_ones(runs, cap
     other, state = tmp_path / "other.pt", torch.load(weights)
     state["visual.proj"] *= 2
     torch.save(state, other)
-    scored = evaluate(runs, "noisy", *command, *clip, "--corruption", "gaussian_noise:5",
-                      "--clipscore_model", name, "--clipscore_pretrained", other)
+    scored = evaluate(runs, "noisy", *command, *clip, "--corruption gaussian_noise:5 --clipscore_model", name,
+                      "--clipscore_pretrained", other)
     judge = clipscore.load(name, str(other), "cpu")
     with torch.no_grad():
         images = judge.model.encode_image(made_images(judge.transform, 5))
@@ -106,6 +106,6 @@ def test_images_of_testing_alone_are_corrupted(runs, tmp_path, make, dataset, ta
     root = make(tmp_path / "data")
     corrupt = corruptions.Corruption.__call__
     with patch.object(corruptions.Corruption, "__call__", autospec=True, side_effect=corrupt) as seen:
-        found = evaluate(runs, "x", dataset, root, "--task", task, "--corruption", "jpeg:5", "--batch_size", 8)
+        found = evaluate(runs, "x", dataset, root, "--task", task, "--corruption jpeg:5 --batch_size 8")
     assert {call.args[1].tobytes() for call in seen.call_args_list} == {make_image(i).tobytes() for i in range(count)}
     assert found["settings"]["corruption"] == "jpeg:5"

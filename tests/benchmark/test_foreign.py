@@ -153,7 +153,7 @@ def flags_of(kind: str, folder: Path) -> tuple[str, ...]:
     if kind not in ("coca", "genlip"):
         return "--model", f"hf:{save_hf(folder / kind, kind)}"
     name, weights = save_coca(folder) if kind == "coca" else save_genlip(folder)
-    return "--model", name, "--pretrained", weights, *(("--scorer", "autoregressive") if kind == "coca" else ())
+    return "--model", name, "--pretrained", weights, *(("--scorer autoregressive",) if kind == "coca" else ())
 
 
 def evaluate(data, dataset, task, *flags) -> dict:
@@ -202,7 +202,7 @@ def test_a_score_is_the_models_own_cross_entropy(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["coca", "git", "genlip"])
 def test_a_selection_is_plain_blind_and_debiased_and_coca_stays_by_cosine_unless_asked(kind, tmp_path):
     flags, data = flags_of(kind, tmp_path), order_data(tmp_path)
-    found = evaluate(data, "aro/coco_order", "image_caption_selection", *flags, "--alpha", "0.5")
+    found = evaluate(data, "aro/coco_order", "image_caption_selection", *flags, "--alpha 0.5")
     assert all(0 <= found[f"text_acc{suffix}"] <= 1 for suffix in ("", "_blind", "_debiased"))
     assert (found["scorer"], found["alpha"], found["blind"]) == ("autoregressive", 0.5, "mean image")
     if kind == "coca":
@@ -214,14 +214,14 @@ def test_a_selection_is_plain_blind_and_debiased_and_coca_stays_by_cosine_unless
 def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
     """By another command, with its own reader, batches and null image. Its bf16 is the autocast of the selection."""
     flags, data = flags_of(kind, tmp_path), order_data(tmp_path, images=40)
-    selected = evaluate(data, "aro/coco_order", "image_caption_selection", *flags, "--alpha", "0.5")
+    selected = evaluate(data, "aro/coco_order", "image_caption_selection", *flags, "--alpha 0.5")
     model, transform, tokenizer = opened(flags)
     cases = build_dataset("aro/coco_order", data, transform)
     with tar_writer(tmp_path / "pairs.tar") as writer:
         for i, (_, captions) in enumerate(cases):
             writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": CAPTION_SEPARATOR.join(captions)})
-    argv = ("score", *flags[:4], "--pairs", tmp_path / "pairs.tar", "--alpha", 0.5, "--workers", 0)
-    assert complaint_of(*argv, "--precision", "bf16", "--out", tmp_path / "scores") is None
+    argv = ("score", *flags[:4], "--pairs", tmp_path / "pairs.tar", "--alpha 0.5 --workers 0")
+    assert complaint_of(*argv, "--precision bf16 --out", tmp_path / "scores") is None
     table = pd.read_parquet(tmp_path / "scores" / "pairs.parquet")
     score, blind, debiased = (table[name].to_numpy().reshape(40, 5) for name in ("score", "blind", "debiased"))
     for suffix, scores in (("", score), ("_blind", blind), ("_debiased", debiased)):
@@ -234,8 +234,8 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
     assert table["num_tokens"][15:20].tolist() == [len(tokenizer.encode(caption)) + 1 for caption in captions]
     # A caption of all images, in a file.
     Path("captions.txt").write_text("\n".join(CAPTIONS))
-    assert complaint_of("score", *flags[:4], "--images", data / "val2014", "--captions", "captions.txt", "--out",
-                        "all.csv", "--workers", 0) is None
+    assert complaint_of("score", *flags[:4], "--images", data / "val2014",
+                        "--captions captions.txt --out all.csv --workers 0") is None
     rows = pd.read_csv("all.csv")
     assert len(rows) == 120 and {token["token"] for token in json.loads(rows["tokens"][0])} > {"<end>"}
     image = transform(decode_image(data / "val2014" / "0.png"))
@@ -255,13 +255,12 @@ def test_the_other_tasks_score_and_caption_too(kind, tmp_path):
         plain = log_likelihood(model, images, text.expand(8, -1, -1))
     assert zero_shot["acc1"] == pytest.approx(float((plain.argmax(1) == torch.arange(8) % 4).float().mean()))
     assert zero_shot["scorer"] == "autoregressive" and 0 <= zero_shot["acc1_debiased"] <= 1
-    retrieval = evaluate(captions, "wds/x", "zeroshot_retrieval", *flags, "--recall_k", "1", "3")
+    retrieval = evaluate(captions, "wds/x", "zeroshot_retrieval", *flags, "--recall_k 1 3")
     assert retrieval["pairs"] == retrieval["images"] * retrieval["captions"] and retrieval["text_retrieval_recall@3"]
     cloze = evaluate(captions, "wds/x", "cloze", *flags[:4])
     assert cloze["questions_colour"] and 0 <= cloze["choice_acc_colour_debiased"] <= 1
     assert "cloze_acc" not in cloze  # it reads from left to right
-    written = evaluate(captions, "wds/x", "captioning", *flags[:4], "--caption_length", "4", "--samples", "2",
-                       "--temperature", "1")
+    written = evaluate(captions, "wds/x", "captioning", *flags[:4], "--caption_length 4 --samples 2 --temperature 1")
     saved = read_json("captions/result.json")
     assert all(map(str.strip, saved["captions"].values())) and 0 < written["mean_tokens"] <= 4
     assert all(len(samples) == 2 for samples in saved["samples"].values())

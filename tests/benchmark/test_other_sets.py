@@ -81,7 +81,7 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
-PROBE = ("--task", "linear_probe", "--fewshot_epochs", "2", "--fewshot_lr", "0.1", "--fewshot_k", "-1")
+PROBE = "--task linear_probe --fewshot_epochs 2 --fewshot_lr 0.1 --fewshot_k -1"
 
 
 def test_class_folders_are_probed_and_classified(photos, runs):
@@ -89,25 +89,22 @@ def test_class_folders_are_probed_and_classified(photos, runs):
         (photos / split / "dog" / "0.jpg").rename(photos / split / "dog" / "0.JFIF")
         (photos / split / "owl" / "._0.jpg").write_bytes(b"of macOS")
         (photos / split / ".thumbnails").mkdir()
-    probed = evaluate(runs, "folder", photos, *PROBE)
+    probed = evaluate(runs, "folder", photos, PROBE)
     assert probed["dataset"] == "folder" and 0 <= probed["metrics"]["lp_acc1"] <= 1
     write_json("names.json", {"folder": ["star", "square", "circle"]})
     write_json("templates.json", {"folder": ["a {c}"]})
-    results = [evaluate(runs, name, photos, "--dump_classnames",
-                        "--custom_template_file", "templates.json", *more)
-               for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file", "names.json")))]
+    results = [evaluate(runs, name, photos, "--dump_classnames --custom_template_file templates.json", *more)
+               for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file names.json",)))]
     assert [result["classnames"] for result in results] == [["big cat", "dog", "owl"], ["star", "square", "circle"]]
     assert all(result["metrics"]["acc1"] * 12 % 1 == pytest.approx(0) for result in results)  # of 12 images of val
     for old, name in (("val", "validation"), ("validation", "valid"), ("valid", "val")):  # as others call it
         (photos / old).rename(photos / name)
-        again = evaluate(runs, "folder", photos, *PROBE)
+        again = evaluate(runs, "folder", photos, PROBE)
         assert again["metrics"]["lp_acc1"] == probed["metrics"]["lp_acc1"]
-        assert "is both the validation" in evaluate(runs, "folder", photos, *PROBE,
-                                                    "--val_split", "val")
-    assert "no captions to compare with" in (said := evaluate(runs, "folder", photos,
-                                                              "--task", "captioning"))
+        assert "is both the validation" in evaluate(runs, "folder", photos, PROBE, "--val_split val")
+    assert "no captions to compare with" in (said := evaluate(runs, "folder", photos, "--task captioning"))
     assert "open_clip_mdc prepare shards --test DIR --out DIR-wds" in said
-    for flags, words in ((("nowhere",), "no folder test in nowhere"), ((photos, "--split", "tset"), "no folder tset")):
+    for flags, words in ((("nowhere",), "no folder test in nowhere"), ((photos, "--split tset"), "no folder tset")):
         complaint = evaluate(runs, "folder", *flags)
         assert words in complaint and "DIR/train/CLASS" in complaint and "\n" not in complaint
 
@@ -116,16 +113,16 @@ def test_class_folders_are_probed_and_classified(photos, runs):
 def test_splits_of_other_classes_are_refused(photos, runs, name):
     """Their labels are the folders' places in the alphabet."""
     shutil.rmtree(photos / "val" / "dog")
-    complaint = evaluate(runs, name, photos, *PROBE)
+    complaint = evaluate(runs, name, photos, PROBE)
     assert "test and train have different classes" in complaint and "'dog' is only in train" in complaint
     picture(photos / "val" / "dogs" / "0.png", 0)
-    assert "different classes" in evaluate(runs, name, photos, *PROBE)
+    assert "different classes" in evaluate(runs, name, photos, PROBE)
 
 
 @pytest.mark.parametrize("name, empty", [("folder", True), ("imagenet1k-unverified", False)])
 def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name, empty, capsys, caplog):
     shutil.rmtree(photos / "val" / "dog")
-    flags = (name, photos, *PROBE)
+    flags = (name, photos, PROBE)
     said = evaluate(runs, *flags)
     assert ("if need be empty" in said) is empty and ("with an image each" in said) is not empty
     (photos / "val" / "dog").mkdir()
@@ -144,7 +141,7 @@ def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, cap
         for i in range(4, 10):
             picture(photos / "train" / name / f"{i}.jpg", 50 + 10 * CLASSES.index(name) + i)
     flags = ("folder", photos)
-    results = [evaluate(runs, *flags, *PROBE, "--seed", seed) for seed in (0, 0, 1)]
+    results = [evaluate(runs, *flags, PROBE, "--seed", seed) for seed in (0, 0, 1)]
     assert [message for message in caplog.messages if "is split" in message] == [
         f"{photos / 'train'} is split, as there is no folder test: 24 images train and 6 test, drawn with --seed {seed}"
         for seed in (0, 1)]
@@ -153,22 +150,22 @@ def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, cap
     assert results[0] == results[1] and results[0]["settings"]["data_sha256"] != results[2]["settings"]["data_sha256"]
     build = partial(foreign_datasets.build, "folder", str(photos), None, **ARGS)
     assert sorted(build("train", seed=0).samples + build("test", seed=0).samples) == build("train").samples
-    assert "no folder val in" in evaluate(runs, *flags, *PROBE, "--val_split", "val")
-    assert len(evaluate(runs, *flags, "--split", "train", "--scorer", "parallel")["of_classes"]) == 3
+    assert "no folder val in" in evaluate(runs, *flags, PROBE, "--val_split val")
+    assert len(evaluate(runs, *flags, "--split train --scorer parallel")["of_classes"]) == 3
     for path in (photos / "train" / "owl").glob("[1-9].jpg"):
         path.unlink()
-    assert "is too small to be both train and test" in evaluate(runs, *flags, *PROBE)
+    assert "is too small to be both train and test" in evaluate(runs, *flags, PROBE)
 
 
 def test_encoders_of_timm_and_own_ones_meet_in_both_probes(photos, runs, tmp_path, capsys):
     weights = tmp_path / "weights.safetensors"
     save_file(timm.create_model("test_vit", num_classes=7).state_dict(), weights)
     for task, name in (("linear_probe", "lp_acc1"), ("probe", "linear_acc1")):
-        result = evaluate(runs, "folder", photos, "--no_amp", "--image_size", 32, *PROBE, "--task", task, "--model",
-                          "timm-test_vit", "--pretrained", weights)
+        result = evaluate(runs, "folder", photos, "--no_amp --image_size 32", PROBE, "--task", task,
+                          "--model timm-test_vit --pretrained", weights)
         assert [row["class"] for row in result["of_classes"]] == ["big cat", "dog", "owl"]
         assert "big cat" in capsys.readouterr().out
         assert result["metrics"]["feature"] == "cls" and 0 <= result["metrics"][name] <= 1
     assert {"knn10", "linear", "attentive"} <= result["of_classes"][0].keys()
-    complaint = evaluate(runs, "folder", photos, *PROBE, "--image_size", "32")
+    complaint = evaluate(runs, "folder", photos, PROBE, "--image_size 32")
     assert "--image_size is only for probes of --model timm-NAME" in complaint

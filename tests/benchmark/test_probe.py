@@ -112,7 +112,7 @@ def test_the_sweep_is_a_forward_pass_of_its_own_for_each_layer(vision):
 
 
 def evaluate(runs: Path, data: Path, *flags, name: str = "result") -> dict:
-    return models.evaluate(*models.flags_of(runs, "wds/x", data, "--task", "probe", "--no_amp", "--batch_size", 10,
+    return models.evaluate(*models.flags_of(runs, "wds/x", data, "--task probe --no_amp --batch_size 10",
                                             *flags), name=name)["metrics"]
 
 
@@ -140,7 +140,7 @@ def seen(monkeypatch):
 
 @pytest.mark.usefixtures("clip_benchmark")
 def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, seen):
-    flags = (runs, data, "--fewshot_epochs", "2")
+    flags = (runs, data, "--fewshot_epochs 2")
     metrics = evaluate(*flags)
     assert seen == {"trained": 48, "untrained": 48}
     assert metrics["layers"] == 4 and metrics["held_out"] == 2 and metrics["feature"] == "gap"
@@ -166,7 +166,7 @@ def test_a_captioner_beside_its_floors_with_each_image_encoded_once(runs, data, 
 @pytest.mark.usefixtures("clip_benchmark")
 def test_nothing_is_chosen_by_test_images(runs, data, monkeypatch):
     """With other test labels the choices, and what is predicted, are the same."""
-    flags = (runs, data, "--fewshot_epochs", "2", "--val_proportion", "0.4")
+    flags = (runs, data, "--fewshot_epochs 2 --val_proportion 0.4")
     first = evaluate(*flags)
     column = probe.TokenCache.column
 
@@ -183,7 +183,7 @@ def test_nothing_is_chosen_by_test_images(runs, data, monkeypatch):
 @pytest.mark.usefixtures("clip_benchmark")
 def test_a_clip_model_is_probed_by_its_class_token_before_the_projection(runs, data, tmp_path):
     name, weights = save_clip(tmp_path)
-    metrics = evaluate(runs, data, "--model", name, "--pretrained", weights, "--fewshot_epochs", "1")
+    metrics = evaluate(runs, data, "--model", name, "--pretrained", weights, "--fewshot_epochs 1")
     assert metrics["feature"] == "cls" and metrics["layers"] == 1
     model, _, _ = checkpoints.load(weights, name)
     found = towers.load(Namespace(model=name, pretrained=weights, model_type="open_clip", device="cpu", seed=0,
@@ -199,8 +199,8 @@ def test_an_encoder_of_timm_at_another_size_and_an_untrained_one_by_its_seed(run
     torch.manual_seed(3)
     trunk = timm.create_model("test_vit", num_classes=7)
     save_file(trunk.state_dict(), tmp_path / "weights.safetensors")
-    flags = ("--model", "timm-test_vit", "--pretrained", tmp_path / "weights.safetensors")
-    assert evaluate(runs, data, *flags, "--image_size", 32, "--fewshot_epochs", "1")["layers"] == 6
+    flags = ("--model timm-test_vit --pretrained", tmp_path / "weights.safetensors")
+    assert evaluate(runs, data, *flags, "--image_size 32 --fewshot_epochs 1")["layers"] == 6
     args = Namespace(model="timm-test_vit", pretrained=str(tmp_path / "weights.safetensors"), device="cpu", seed=0)
     found = towers.load(args, None)
     image = torch.randn(2, 3, 160, 160)

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from conftest import write_json
+from conftest import words, write_json
 from models import evaluate, flags_of, labelled_webdataset, order_data, other_weights, save_clip, skipped
 
 from clip_benchmark_ext import cli, results
@@ -30,17 +30,17 @@ def strict(path) -> dict:
 
 
 SELECTION = ("aro/coco_order",)
-PROBE = ("wds/tiny", "--task", "linear_probe")
-MONTE_CARLO, MORE = (("--scorer", "monte_carlo", "--num_samples", draws) for draws in "48")
+PROBE = ("wds/tiny", "--task linear_probe")
+MONTE_CARLO, MORE = (("--scorer monte_carlo --num_samples", draws) for draws in "48")
 
 
 @pytest.mark.parametrize("task, before, after", [
     (SELECTION, (), MONTE_CARLO),
     (SELECTION, MONTE_CARLO, MORE),
-    (SELECTION, (), ("--alpha", "0.5")),
+    (SELECTION, (), ("--alpha 0.5",)),
     (SELECTION, (), ("--no_amp",)),
-    (PROBE, (), ("--feature", "cls")),
-    (PROBE, (), ("--fewshot_epochs", "3")),
+    (PROBE, (), ("--feature cls",)),
+    (PROBE, (), ("--fewshot_epochs 3",)),
 ], ids=lambda value: " ".join(value))
 def test_a_result_is_kept_for_the_very_same_settings_and_no_other(runs, data, caplog, task, before, after):
     command = flags_of(runs, task[0], data, *task[1:])
@@ -70,9 +70,9 @@ def test_a_result_says_when_and_from_which_commit_it_was_made(tmp_path):
 
 
 def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, data):
-    for task, more in ((SELECTION, ()), (SELECTION, MONTE_CARLO), (SELECTION, ("--alpha", "0.5")), (SELECTION, MORE),
-                       (PROBE, ()), (PROBE, ("--feature", "pooled"))):
-        cli.main(["eval", *map(str, flags_of(runs, task[0], data, *task[1:], *more)), "--num_workers", "0", "--quiet"])
+    for task, more in ((SELECTION, ()), (SELECTION, MONTE_CARLO), (SELECTION, ("--alpha 0.5",)), (SELECTION, MORE),
+                       (PROBE, ()), (PROBE, ("--feature pooled",))):
+        cli.main(words("eval", *flags_of(runs, task[0], data, *task[1:], *more), "--num_workers 0 --quiet"))
     names = [path.name for path in Path().glob("*.json")]
     assert len(names) == 6
     assert any(name.endswith("_num_samples-4.json") for name in names)
@@ -81,7 +81,7 @@ def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, 
 
 def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_made_again(runs, data, tmp_path):
     weights = Path(shutil.copy(runs / "mdc" / "checkpoints" / "epoch_1.pt", tmp_path))
-    command = flags_of(runs, *SELECTION, data, "--model", "MDC-ViT-Ti-8", "--pretrained", weights)
+    command = flags_of(runs, *SELECTION, data, "--model MDC-ViT-Ti-8 --pretrained", weights)
     saved, kept = evaluate(*command), Path("result.json").read_text()
     assert skipped(*command)
     for broken in (json.dumps({k: v for k, v in saved.items() if k != "settings"}), kept[:50],
@@ -117,9 +117,9 @@ def test_skipping_works_for_clip_models_with_the_task_left_to_the_data_set(data,
     for dataset in ("aro/coco_order", "wds/tiny"):
         command = ("--model", model, "--pretrained", weights, "--dataset", dataset, "--dataset_root", data,
                    "--output", results.DEFAULT_OUTPUT)
-        cli.main(["eval", *map(str, command), "--num_workers", "0"])
+        cli.main(words("eval", *command, "--num_workers 0"))
         assert skipped(*command)
-        assert skipped(*command, "--scorer", "monte_carlo")  # which a CLIP model does not have
+        assert skipped(*command, "--scorer monte_carlo")  # which a CLIP model does not have
         assert not skipped(*command, "--no_amp")
     assert len(list(tmp_path.glob("*_tiny-clip-vit.pt_*.json"))) == 2  # the names that upstream gives
 

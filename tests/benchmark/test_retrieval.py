@@ -35,8 +35,8 @@ def data(tmp_path_factory) -> Path:
 def evaluate(runs, data):
     """Return a function that gives the metrics of the captioner `arc`, or of a model that is named in the flags."""
     def evaluated(*flags, alias="arc") -> dict:
-        return models.evaluate(*flags_of(runs, "wds/x", data, "--task", "zeroshot_retrieval", "--no_amp", "--recall_k",
-                                         1, 3, *flags, alias=alias))["metrics"]
+        return models.evaluate(*flags_of(runs, "wds/x", data, "--task zeroshot_retrieval --no_amp --recall_k 1 3",
+                                         *flags, alias=alias))["metrics"]
 
     return evaluated
 
@@ -81,7 +81,7 @@ def assert_listed(metrics: dict, of_texts: np.ndarray, of_images: np.ndarray, wh
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
 def test_recalls_are_those_counted_by_hand_plain_blind_debiased_and_at_every_alpha(runs, evaluate, alias):
-    metrics = evaluate("--alpha", "0.5", "--batch_size", "4", alias=alias)
+    metrics = evaluate("--alpha 0.5 --batch_size 4", alias=alias)
     plain, blind = by_hand(runs / alias)
     for k in KS:
         for suffix, scores in (("", plain), ("_debiased", plain - 0.5 * blind)):
@@ -119,13 +119,13 @@ def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, evaluate, tmp
     name, weights = save_clip(tmp_path)
     theirs = evaluate("--model", name, "--pretrained", weights)
     whole = evaluate()
-    everything = evaluate("--clip", f"{name}:{weights}", "--shortlist", 100)
+    everything = evaluate("--clip", f"{name}:{weights}", "--shortlist 100")
     for metric, value in theirs.items():
         assert everything[f"{metric}_clip"] == pytest.approx(value), metric  # by the same code
         assert everything[metric] == whole[metric] and everything[f"{metric}_debiased"] == whole[f"{metric}_debiased"]
     assert everything["image_retrieval_shortlist"] == everything["text_retrieval_shortlist"] == 1
 
-    metrics = evaluate("--clip", f"{name}:{weights}", "--shortlist", 4)
+    metrics = evaluate("--clip", f"{name}:{weights}", "--shortlist 4")
     model, transform, tokenizer = load(weights, name)
     with torch.no_grad():
         images = model.encode_image(made_images(transform, 9))
@@ -144,22 +144,22 @@ def test_a_shortlist_is_reordered_and_nothing_else_is_scored(runs, evaluate, tmp
 
 def test_one_pass_of_the_captioner_makes_a_shortlist_too(runs, evaluate):
     whole = evaluate(alias="mdc")
-    everything = evaluate("--shortlist", 100, alias="mdc")
+    everything = evaluate("--shortlist 100", alias="mdc")
     assert all(everything[name] == value for name, value in whole.items() if "recall" in name)
-    metrics = evaluate("--shortlist", 3, alias="mdc")
+    metrics = evaluate("--shortlist 3", alias="mdc")
     (rough, rough_blind), (plain, _) = by_hand(runs / "mdc", "parallel"), by_hand(runs / "mdc")
     of_texts, of_images = shortlist(rough, rough - rough_blind, 3)
     assert_listed(metrics, of_texts, of_images, whole)
     assert metrics["image_retrieval_recall@1"] == pytest.approx(recalls(of_texts, of_images, plain, 1)[0])
     assert metrics["shortlist_by"] == "parallel" and metrics["scorer"] == "heuristic"
-    alone = evaluate("--scorer", "parallel", alias="mdc")
+    alone = evaluate("--scorer parallel", alias="mdc")
     for k in KS:
         assert alone[f"text_retrieval_recall@{k}_debiased"] == pytest.approx(
             recalls(ALL, ALL, rough - rough_blind, k)[1])
 
 
 def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(evaluate, monkeypatch):
-    whole = evaluate("--feature_root", "other")
+    whole = evaluate("--feature_root other")
     monkeypatch.setattr(retrieval, "PAIRS", 2 * len(FLAT))  # two images at once
     note, calls = resume_module.Journal.note, []
 
@@ -175,10 +175,10 @@ def test_a_run_that_was_stopped_resumes_and_another_alpha_scores_nothing(evaluat
     (part,) = Path("features").iterdir()
     assert part.name.startswith("test-likelihoods-") and part.name.endswith(".part0")
     with patch.object(retrieval, "log_likelihood", wraps=scoring.log_likelihood) as score:
-        assert evaluate("--batch_size", "3") == whole
+        assert evaluate("--batch_size 3") == whole
         scored = [call.args[1] for call in score.call_args_list]
         assert [image if image is None else len(image) for image in scored] == [None, 2, 2, 1]  # blind, what was left
         assert not list(Path("features").glob("*.part*"))
-        other = evaluate("--alpha", "0.3", "--recall_k", "2")
+        other = evaluate("--alpha 0.3 --recall_k 2")
     assert score.call_count == 4 and other["alpha"] == 0.3 and other["text_retrieval_recall@2_by_alpha"][3] == \
         other["text_retrieval_recall@2_debiased"]

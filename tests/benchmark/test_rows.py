@@ -69,7 +69,7 @@ def voc2007_official(root):
 
 
 def evaluate(runs, dataset, *flags) -> dict:
-    return models.evaluate(*models.flags_of(runs, dataset, "data", "--batch_size", 2, *flags))
+    return models.evaluate(*models.flags_of(runs, dataset, "data", "--batch_size 2", *flags))
 
 
 @pytest.mark.parametrize("make, name, copies", [
@@ -90,7 +90,7 @@ def test_a_split_has_its_own_rows(tmp_path):
 
 def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
     nocaps(tmp_path / "data")
-    result = evaluate(runs, "nocaps", "--task", "captioning", "--save_coco_results", tmp_path / "coco.json")
+    result = evaluate(runs, "nocaps", "--task captioning --save_coco_results", tmp_path / "coco.json")
     metrics = result["metrics"]
     assert metrics["images"] == 4 and metrics["in-domain/images"] == metrics["out-domain/images"] == 2
     saved = read_json(tmp_path / "captions" / "result.json")
@@ -103,11 +103,11 @@ def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
 
 def test_long_captions_are_retrieved_and_other_tasks_are_named(runs, tmp_path):
     urban1k(tmp_path / "data")
-    metrics = evaluate(runs, "urban1k", "--recall_k", "1")["metrics"]
+    metrics = evaluate(runs, "urban1k", "--recall_k 1")["metrics"]
     assert metrics["images"] == metrics["captions"] == 4 and 0 <= metrics["text_retrieval_recall@1_debiased"] <= 1
     assert read_json(tmp_path / "result.json")["task"] == "zeroshot_retrieval"
     with pytest.raises(SystemExit, match="urban1k has captions: give --task zeroshot_retrieval or captioning or cloze"):
-        evaluate(runs, "urban1k", "--task", "linear_probe")
+        evaluate(runs, "urban1k", "--task linear_probe")
 
 
 def test_voc2007_leaves_out_what_is_in_doubt(tmp_path):
@@ -121,16 +121,16 @@ def test_voc2007_leaves_out_what_is_in_doubt(tmp_path):
 
 def test_several_classes_of_an_image_are_probed_and_classified(runs, tmp_path, capsys):
     voc2007_official(tmp_path / "data")
-    flags = ("voc2007_official", "--task", "linear_probe", "--fewshot_epochs", "20", "--fewshot_lr", "0.1")
-    probed = evaluate(runs, *flags, "--feature", "pixels", "--fewshot_k", "-1")
+    flags = ("voc2007_official", "--task linear_probe --fewshot_epochs 20 --fewshot_lr 0.1")
+    probed = evaluate(runs, *flags, "--feature pixels --fewshot_k -1")
     assert probed["metrics"]["lp_map_11_points"] > 0.9  # test images are among those of training
     assert [row["class"] for row in probed["of_classes"]] == VOC and "| sofa | " in capsys.readouterr().out
     assert "lp_acc1" not in probed["metrics"]
     with pytest.raises(SystemExit, match="--fewshot_k needs one class"):
-        evaluate(runs, *flags, "--fewshot_k", "2")
+        evaluate(runs, *flags, "--fewshot_k 2")
     with pytest.raises(SystemExit, match="several classes, give --task linear_probe"):
-        evaluate(runs, "voc2007_official", "--task", "probe")
-    metrics = evaluate(runs, "voc2007_official", "--scorer", "heuristic")["metrics"]
+        evaluate(runs, "voc2007_official", "--task probe")
+    metrics = evaluate(runs, "voc2007_official", "--scorer heuristic")["metrics"]
     assert 0 < metrics["map_11_points_debiased"] <= 1 and 0 < metrics["mean_average_precision"] <= 1
 
 
@@ -176,15 +176,14 @@ def test_data_sets_of_a_file_of_yours_are_evaluated(runs, tmp_path):
     found = evaluate(runs, "mine", *own)
     assert found["metrics"]["cases"] == 4 and "text_acc_debiased" in found["metrics"]
     assert len(found["settings"]["datasets_sha256"][0]) == 64
-    assert evaluate(runs, "holiday/sea", *own, "--recall_k", "1")["metrics"]["captions"] == 8
-    probed = evaluate(runs, "birds", *own, "--task", "linear_probe", "--fewshot_epochs", "1", "--fewshot_lr",
-                      "0.1", "--fewshot_k", "-1")
+    assert evaluate(runs, "holiday/sea", *own, "--recall_k 1")["metrics"]["captions"] == 8
+    probed = evaluate(runs, "birds", *own, "--task linear_probe --fewshot_epochs 1 --fewshot_lr 0.1 --fewshot_k -1")
     assert [(row["class"], row["images"]) for row in probed["of_classes"]] == [("jay", 2), ("owl", 2)]
     rows = evaluate(runs, "birds", *own)["of_classes"]
     assert rows[0].keys() == {"class", "images", "plain", "blind", "debiased"}
     write(tmp_path / "own.json", json.dumps(OWN).replace(', "split": "split"', ""))
     with pytest.raises(SystemExit, match="birds has the same images for test and train: give its row a split"):
-        evaluate(runs, "birds", *own, "--task", "linear_probe")
+        evaluate(runs, "birds", *own, "--task linear_probe")
     for name, said in (("hills", "no hills-test.jsonl in .* should then hold: ROOT/hills-test.jsonl"),
                        ("see", "'holiday/see'.*holiday/sea.*give one of holiday/sea, holiday/hills")):
         with pytest.raises(SystemExit, match=said):

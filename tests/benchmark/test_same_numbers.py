@@ -15,7 +15,7 @@ WORKERS = (0, 1, 3)
 
 def evaluate(*flags) -> dict:
     """All that a result says, but when it was made."""
-    result = models.evaluate(*flags, "--batch_size", 4)
+    result = models.evaluate(*flags, "--batch_size 4")
     assert result.pop("made")
     return result
 
@@ -31,14 +31,14 @@ def captioned(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("task", [
-    ("--task", "linear_probe", "--fewshot_epochs", "2"), ("--task", "linear_probe", "--fewshot_k", "2"),
-    ("--task", "linear_probe", "--train_split", "test", "--val_proportion", "0.3", "--fewshot_epochs", "1"),
-    ("--task", "zeroshot_classification", "--scorer", "monte_carlo", "--num_samples", "4")], ids=" ".join)
+    "linear_probe --fewshot_epochs 2", "linear_probe --fewshot_k 2",
+    "linear_probe --train_split test --val_proportion 0.3 --fewshot_epochs 1",
+    "zeroshot_classification --scorer monte_carlo --num_samples 4"])
 def test_workers_change_no_number_of_classes(runs, labelled, tmp_path, task):
     results = []
     for workers in WORKERS:
-        results.append(evaluate(*flags_of(runs, "wds/x", labelled, *task, "--num_workers", workers, "--feature_root",
-                                          tmp_path / str(workers))))
+        results.append(evaluate(*flags_of(runs, "wds/x", labelled, f"--task {task} --num_workers {workers}",
+                                          "--feature_root", tmp_path / str(workers))))
         results[-1]["kept"] = {path.name: load_file(path)["features"].tolist() for path in
                                tmp_path.glob(f"{workers}/*")}
     assert results[0] == results[1] == results[2]
@@ -51,11 +51,10 @@ def test_workers_change_no_caption_that_is_drawn_and_no_recall(runs, tmp_path):
     for workers in WORKERS:
         shutil.rmtree("captions", ignore_errors=True)
         common = flags_of(runs, "wds/x", root, "--num_workers", workers)
-        result = evaluate(*common, "--task", "captioning", "--temperature", "1", "--samples", "2", "--guidance_scale",
-                          "2")
+        result = evaluate(*common, "--task captioning --temperature 1 --samples 2 --guidance_scale 2")
         saved = read_json("captions/result.json")
         found.append((result["metrics"], saved["captions"], saved["samples"], saved["key"], evaluate(
-            *common, "--model", name, "--pretrained", weights, "--task", "zeroshot_retrieval")["metrics"]))
+            *common, "--model", name, "--pretrained", weights, "--task zeroshot_retrieval")["metrics"]))
     assert list(found[0][1]) == [str(i) for i in range(10)]
     assert found[0] == found[1] == found[2]
 
@@ -103,7 +102,7 @@ def class_folders(root: Path) -> Path:
     return root
 
 
-PROBE = ("wds/x", "--task", "linear_probe")
+PROBE = ("wds/x", "--task linear_probe")
 KINDS = {  # data, flags, and changes of some of its files
     "sugar_crepe": (sugar_crepe, ("sugar_crepe/swap_att",), [
         (swap_captions, "swap_att.json"), (swap, "val2017/0.bmp", "val2017/1.bmp")]),
@@ -114,7 +113,7 @@ KINDS = {  # data, flags, and changes of some of its files
     "class names": (lambda root: labelled_webdataset(root, ["red", "dog"], ["a {c}", "b {c}"], 6), PROBE[:1], [
         (lambda path: path.write_text("dog\nred"), "classnames.txt"),
         (lambda path: path.write_text("a {c}\nc {c}"), "zeroshot_classification_templates.txt")]),
-    "captions": (captioned, ("wds/x", "--task", "captioning"), [
+    "captions": (captioned, ("wds/x", "--task captioning"), [
         (lambda path: path.write_bytes(path.read_bytes().replace(b"red", b"big")), "test/1.tar")]),
     "folders": (class_folders, ("imagenet1k-unverified", *PROBE[1:]), [
         (swap, "val/n0/0.bmp", "val/n1/1.bmp"), (swap, "train/n0/2.bmp", "train/n0/4.bmp")]),
@@ -125,7 +124,7 @@ KINDS = {  # data, flags, and changes of some of its files
 def test_a_result_is_made_again_when_a_file_holds_something_else(runs, tmp_path, caplog, kind):
     make, flags, changes = KINDS[kind]
     root = make(tmp_path / "data")
-    command = flags_of(runs, flags[0], root, *flags[1:], "--batch_size", 4)
+    command = flags_of(runs, flags[0], root, *flags[1:], "--batch_size 4")
     evaluate(*command)
     for path in root.rglob("*.*"):
         os.utime(path, (1, 1))
@@ -141,7 +140,7 @@ def test_a_result_is_made_again_when_a_file_holds_something_else(runs, tmp_path,
 
 
 def test_a_result_that_does_not_say_of_which_data_it_is_is_made_again_once(runs, tmp_path, caplog):
-    command = flags_of(runs, "sugar_crepe/swap_att", sugar_crepe(tmp_path / "data"), "--batch_size", 4)
+    command = flags_of(runs, "sugar_crepe/swap_att", sugar_crepe(tmp_path / "data"), "--batch_size 4")
     first = evaluate(*command)
     old = read_json("result.json")
     del old["settings"]["data_sha256"]

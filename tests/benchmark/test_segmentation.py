@@ -130,7 +130,7 @@ def segmented(runs, root: Path, *more) -> dict:
 
 @pytest.mark.usefixtures("clip_benchmark")
 def test_the_command_segments_beside_its_floors(runs, tmp_path):
-    result = segmented(runs, halves(tmp_path), "--fewshot_epochs", "40")  # the task is the data set's
+    result = segmented(runs, halves(tmp_path), "--fewshot_epochs 40")  # the task is the data set's
     metrics = result["metrics"]
     assert result["task"] == "segmentation" and metrics["images"] == 24 and metrics["held_out"] == 2
     for row in ("", "untrained/", "pixels/"):
@@ -148,7 +148,7 @@ def test_the_command_segments_beside_its_floors(runs, tmp_path):
     (lambda root: (root / "classnames.txt").write_text("red\ngreen"), (), "the class 2, but there are 2 classes"),
     (lambda root: write_tar(root / "train.tar", {"x.png": png(0), "x.mask.png": mask_png(np.zeros((3, 3)))}), (),
      "the image is 40 x 40 pixels and its mask 3 x 3"),
-    (lambda root: (root / "test.tar").rename(root / "val.tar"), ("--val_split", "validation"), "val is both"),
+    (lambda root: (root / "test.tar").rename(root / "val.tar"), ("--val_split validation",), "val is both"),
 ])
 def test_what_is_no_data_for_it_is_said_in_one_line(runs, tmp_path, spoil, more, said):
     spoil(halves(tmp_path, 3))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("clip_benchmark")
 TOLERANCE = 0.25  # nats
 SCORERS = {  # flags, arguments of log_likelihood, alias of the model
     "heuristic": ([], dict(method="heuristic"), "mdc"),
-    "monte_carlo": (["--scorer", "monte_carlo"], dict(method="monte_carlo", num_samples=1024), "mdc"),
+    "monte_carlo": (["--scorer monte_carlo"], dict(method="monte_carlo", num_samples=1024), "mdc"),
     "autoregressive": ([], dict(method="autoregressive"), "arc"),
 }
 
@@ -92,7 +92,7 @@ def check_accuracy(accuracy, scores, tolerance):
 @pytest.mark.parametrize("name", SCORERS)
 def test_plain_blind_and_debiased_accuracy_of_five_candidates_are_those_derived_by_hand(runs, order, name):
     flags, options, alias = SCORERS[name]
-    metrics = evaluate(*flags_of(runs, "aro/coco_order", order, "--alpha", "0.5", "--batch_size", "5", *flags,
+    metrics = evaluate(*flags_of(runs, "aro/coco_order", order, "--alpha 0.5 --batch_size 5", *flags,
                                  alias=alias))["metrics"]
     model, transform, tokenizer = load(str(runs / alias))
     dataset = build_dataset("aro/coco_order", order, transform)
@@ -142,8 +142,7 @@ def test_zero_shot_takes_the_class_of_the_highest_mean_over_templates_plain_blin
     classes = ["red", "green star", "blue square", "yellow", "circle", "red triangle"]
     templates = ["a {c}", "{c} of a star"]
     root = labelled_webdataset(tmp_path / "wds", classes, templates, per_split=6)
-    metrics = evaluate(*flags_of(runs, "wds/tiny", root, "--batch_size", "4", "--alpha", "0.5", *flags,
-                                 alias=alias))["metrics"]
+    metrics = evaluate(*flags_of(runs, "wds/tiny", root, "--batch_size 4 --alpha 0.5", *flags, alias=alias))["metrics"]
     model, transform, tokenizer = load(str(runs / alias))
     images, targets = made_images(transform, 6), torch.arange(6)
     captions = [[template.format(c=c) for template in templates] for c in classes]
@@ -183,7 +182,7 @@ def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused
 
 
 def test_the_bound_is_the_default_of_mask_and_replace_with_a_blind_and_a_debiased_row(runs, order):
-    metrics = evaluate(*flags_of(runs, "aro/coco_order", order, "--num_samples", "20", "--batch_size", "5",
+    metrics = evaluate(*flags_of(runs, "aro/coco_order", order, "--num_samples 20 --batch_size 5",
                                  alias="mcd"))["metrics"]
     assert metrics["scorer"] == "bound" and metrics["num_samples"] == metrics["mean_draws"] == 20
     assert all(0 <= metrics[f"text_acc{row}"] <= 1 for row in ("", "_blind", "_debiased"))

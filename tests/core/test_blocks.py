@@ -264,13 +264,13 @@ def test_samples_and_guidance_are_those_of_each_image():
 def test_the_commands_take_a_model_of_blocks_and_what_needs_whole_captions_says_so(here, photos):
     run_folder(here / "run", "MDC-ViT-Ti-8-b4")
     Path("captions.txt").write_text("a star\na red circle left of a blue square\nred\n")
-    for flags in ((), ("--length", "6", "--tokens-per-step", "2"),
-                  ("--samples", "3", "--select", "consensus", "--temperature", "0.7"),
-                  ("--text", "a [MASK] star"), ("--sampler", "beam", "--length", "6", "--min-length", "2")):
-        assert not complaint_of("caption", "--pretrained", "run", *photos, "--out", "c.jsonl", *flags), flags
+    for flags in ((), ("--length 6 --tokens-per-step 2",),
+                  ("--samples 3 --select consensus --temperature 0.7",),
+                  ("--text", "a [MASK] star"), ("--sampler beam --length 6 --min-length 2",)):
+        assert not complaint_of("caption", "--pretrained run", *photos, "--out c.jsonl", *flags), flags
         assert len(Path("c.jsonl").read_text().splitlines()) == 3
         Path("c.jsonl").unlink()
-    assert not complaint_of("score", "--pretrained", "run", "--images", *photos, "--captions", "captions.txt",
-                            "--plain", "--out", "s.jsonl", "--workers", "0")
+    assert not complaint_of("score", "--pretrained run --images", *photos,
+                            "--captions captions.txt --plain --out s.jsonl --workers 0")
     with pytest.raises(ValueError, match="block by block"):
         blocks(4).logits(torch.zeros(1, 3, 32, 32), captions([5]))

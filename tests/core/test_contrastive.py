@@ -145,7 +145,7 @@ def test_names_give_weights_and_what_cannot_be_is_one_line():
 
 # ---- the real command
 
-ACCUMULATE = ("--epochs", "1", "--wd", "0.1", "--grad-clip-norm", "1")
+ACCUMULATE = "--epochs 1 --wd 0.1 --grad-clip-norm 1"
 
 
 def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_batches(csv, tmp_path):
@@ -155,9 +155,9 @@ def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_
     """
     arc = dict(data=csv, logs=tmp_path, model="ARC-ViT-Ti-8-contrastive")
     open_clip_train_each(
-        train_flags("--batch-size", "24", *ACCUMULATE, name="whole", **arc),
-        train_flags("--batch-size", "12", "--accum-freq", "2", *ACCUMULATE, name="parts", **arc),
-        train_flags("--batch-size", "12", *ACCUMULATE, "--siglip", name="siglip", **arc))
+        train_flags("--batch-size 24", ACCUMULATE, name="whole", **arc),
+        train_flags("--batch-size 12 --accum-freq 2", ACCUMULATE, name="parts", **arc),
+        train_flags("--batch-size 12", ACCUMULATE, "--siglip", name="siglip", **arc))
     torch.testing.assert_close(weights(tmp_path, 1, "parts"), weights(tmp_path, 1, "whole"), atol=2e-5, rtol=1e-3)
     whole, parts = (losses(tmp_path, name, "Contrastive_loss")[:2] for name in ("whole", "parts"))  # others log, too
     assert whole == pytest.approx(parts, abs=1e-4) and whole[0] > math.log(24)
@@ -171,8 +171,8 @@ def test_an_accumulated_step_is_the_step_and_the_negatives_are_of_all_its_micro_
 def trained(scenes, tmp_path_factory):
     """Five epochs of 512 scenes, broken off after four and resumed in another folder."""
     logs = tmp_path_factory.mktemp("contrastive")
-    flags = ("--dataset-type", "webdataset", "--batch-size", "64", "--lr", "2e-3", "--warmup", "10",
-             "--epochs", "5", "--val-data", scenes / "val" / "00000.tar")
+    flags = ("--dataset-type webdataset --batch-size 64 --lr 2e-3 --warmup 10 --epochs 5 --val-data",
+             scenes / "val" / "00000.tar")
     where = dict(data=scenes / "train" / "{00000..00007}.tar", logs=logs, model=MODEL, workers="1")
     open_clip_train(*flags, **where)
     open_clip_train(*flags, "--resume", logs / "run" / "checkpoints" / "epoch_4.pt", name="resumed", **where)
@@ -197,8 +197,8 @@ def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes
     jobs = {
         "zeroshot_classification": ("wds/probe", scenes / "probe"),
         "image_caption_selection": ("sugar_crepe/swap_att", scenes / "sugarcrepe"),
-        "zeroshot_retrieval": ("wds/val", pairs, "--recall_k", 10)}
-    model = ("--model", "mdc", "--pretrained", trained / "run", "--no_amp")
+        "zeroshot_retrieval": ("wds/val", pairs, "--recall_k 10")}
+    model = ("--model mdc --pretrained", trained / "run", "--no_amp")
     found = {(task, scorer): evaluate(*model, "--task", task, "--dataset", name, "--dataset_root", root, *more,
                                       "--scorer", scorer)["metrics"]
              for task, (name, root, *more) in jobs.items() for scorer in ("cosine", "heuristic")}
@@ -210,8 +210,7 @@ def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes
 
 
 def test_it_still_captions_and_its_export_embeds_alike(trained, tmp_path):
-    run_tool(["export", "--pretrained", str(trained / "run"), "--out", str(tmp_path / "export"), "--to", "open_clip",
-              "timm"])
+    run_tool(["export", "--pretrained", str(trained / "run"), "--out", str(tmp_path / "export"), "--to open_clip timm"])
     model, export = open_clip_mdc.load(trained / "run"), open_clip_mdc.load(tmp_path / "export")
     assert isinstance(model.model, Captioner)
     text, image = ["a red circle", "a blue square above a green star"], images(2)

@@ -50,8 +50,7 @@ def data(scenes):
     return str(scenes / "train" / "{00000..00003}.tar")
 
 
-FLAGS = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", "64", "--epochs", "2",
-         "--lock-image", "--seed", "3")
+FLAGS = "--dataset-type webdataset --batch-size 8 --train-num-samples 64 --epochs 2 --lock-image --seed 3"
 
 
 def images_of(data: str) -> set[bytes]:
@@ -63,13 +62,13 @@ def test_the_tower_runs_once_an_image_and_never_again(data, tmp_path):
 
     The training of the cached run is repeatable to the last bit.
     """
-    cached = (*FLAGS, "--cache-features", tmp_path / "cache")
+    cached = (FLAGS, "--cache-features", tmp_path / "cache")
     count = len(images_of(data))
     assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="first")) == count
     files = times((tmp_path / "cache").rglob("*.safetensors"))
     assert len(files) == 4 and not list((tmp_path / "cache").rglob(".*"))
     assert counted(tmp_path, train_flags(*cached, data=data, logs=tmp_path, name="again")) == 0
-    assert counted(tmp_path, train_flags(*cached, "--lr", "1e-4", data=data, logs=tmp_path, name="workers",
+    assert counted(tmp_path, train_flags(*cached, "--lr 1e-4", data=data, logs=tmp_path, name="workers",
                                          model="Mix-ViT-Ti-8-arc50", workers="2")) == 0
     assert files == times((tmp_path / "cache").rglob("*.safetensors"))
     assert equal(weights(tmp_path, 2, "first"), weights(tmp_path, 2, "again"))
@@ -88,14 +87,14 @@ def test_an_image_that_has_a_sample_for_each_caption_is_read_once(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_tower_in_16_bit_is_cached_too(data, tmp_path, precision):
-    flags = ("--epochs", "1", "--precision", precision, "--cache-features", tmp_path / "cache")
-    open_clip_train(*FLAGS, *flags, data=data, logs=tmp_path)
+    flags = ("--epochs 1 --precision", precision, "--cache-features", tmp_path / "cache")
+    open_clip_train(FLAGS, *flags, data=data, logs=tmp_path)
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 4
 
 
 def test_two_runs_at_once_share_the_work(data, tmp_path):
     """As a table trains two objectives side by side."""
-    flags = (*FLAGS, "--epochs", "1", "--cache-features", tmp_path / "cache")
+    flags = (FLAGS, "--epochs 1 --cache-features", tmp_path / "cache")
     for name in "ab":
         (tmp_path / name).mkdir()
     with ThreadPoolExecutor(2) as pool:
@@ -107,7 +106,7 @@ def test_two_runs_at_once_share_the_work(data, tmp_path):
 @torch.no_grad()
 def test_what_is_kept_are_the_tokens_of_the_image_as_it_is_evaluated(data, tmp_path):
     """By the model as a user loads it, from the image of the shard. In 16 bit."""
-    open_clip_train(*FLAGS, "--epochs", "1", "--cache-features", tmp_path / "cache", data=data, logs=tmp_path)
+    open_clip_train(FLAGS, "--epochs 1 --cache-features", tmp_path / "cache", data=data, logs=tmp_path)
     model = open_clip_mdc.load(tmp_path / "run", device="cpu")
     rows = {}
     for path in (tmp_path / "cache").rglob("*.safetensors"):
@@ -125,8 +124,8 @@ def test_what_is_kept_are_the_tokens_of_the_image_as_it_is_evaluated(data, tmp_p
 
 def test_another_tower_another_size_and_other_shards_have_tokens_of_their_own(data, tmp_path):
     shutil.copy(data.replace("{00000..00003}", "00000"), tmp_path / "0.tar")
-    flags = (*FLAGS, "--epochs", "1", "--cache-features", tmp_path / "cache")
+    flags = (FLAGS, "--epochs 1 --cache-features", tmp_path / "cache")
     open_clip_train_each(*(train_flags(*flags, *more, data=tmp_path / "0.tar", logs=tmp_path, name=name)
-                           for name, more in (("a", ()), ("b", ("--force-image-size", "48")), ("c", ("--seed", "4")),
-                                              ("d", ("--image-mean", "0.1", "0.2", "0.3")))))
+                           for name, more in (("a", ()), ("b", ("--force-image-size 48",)), ("c", ("--seed 4",)),
+                                              ("d", ("--image-mean 0.1 0.2 0.3",)))))
     assert len({path.parent for path in (tmp_path / "cache").rglob("*.safetensors")}) == 4

@@ -12,7 +12,7 @@ from training import checkpoint, equal, open_clip_train_each, run_ranks, tower, 
 
 STEPS = 8  # of 8 images, in each epoch
 LOCKED, EPOCHS = 2, 4
-FLAGS = ("--dataset-type", "webdataset", "--batch-size", "8", "--train-num-samples", 8 * STEPS, "--seed", "3")
+FLAGS = ("--dataset-type webdataset --batch-size 8 --train-num-samples", 8 * STEPS, "--seed 3")
 FOUR = (*FLAGS, "--epochs", EPOCHS)
 
 
@@ -78,7 +78,7 @@ def test_a_run_resumes_bit_for_bit_before_the_unlocking_at_it_and_after_it(logs,
 
 def test_two_processes_read_tokens_and_then_images_and_resume(data, tmp_path):
     """DDP, each rank with a worker of its own. Both ranks hold the same weights."""
-    both = (*FLAGS, "--epochs", 2, "--unlock-image-after", 1, "--cache-features", tmp_path / "cache")
+    both = (*FLAGS, "--epochs 2 --unlock-image-after 1 --cache-features", tmp_path / "cache")
     run_ranks("python", "-c", DUMP, json.dumps([
         train_flags(*both, *more, data=data, logs=tmp_path, name=name, workers="1") for name, more in (
             ("whole", ()), ("resumed", ("--resume", checkpoint(tmp_path, 1, "whole"))),

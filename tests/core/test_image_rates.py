@@ -8,7 +8,7 @@ from training import checkpoint, equal, open_clip_train_each, tower, train_flags
 
 import open_clip_mdc
 
-SYNTHETIC = ("--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "4")
+SYNTHETIC = "--dataset-type synthetic --train-num-samples 16 --batch-size 4"
 CNN = "MDC-small-timm-test_efficientnet"
 
 
@@ -23,16 +23,16 @@ def unlocked(tmp_path_factory):
     Others have it locked or free throughout, resume before the unlocking or at it, or combine it with other flags.
     """
     logs = tmp_path_factory.mktemp("unlocked")
-    three = (*SYNTHETIC, "--epochs", "3", "--unlock-image-after", "2")
-    both = (*three, "--image-lr-scale", "0.1", "--wd", "0.5")
+    three = (SYNTHETIC, "--epochs 3 --unlock-image-after 2")
+    both = (*three, "--image-lr-scale 0.1 --wd 0.5")
 
     def resumed(flags, name, epoch):
         return train_flags(*flags, "--resume", checkpoint(logs, epoch, name), logs=logs,
                            name=f"{name}-{epoch}")
     open_clip_train_each(
         train_flags(*three, logs=logs, name="after-2"), resumed(three, "after-2", 1), resumed(three, "after-2", 2),
-        train_flags(*SYNTHETIC, "--epochs", "3", "--lock-image", logs=logs, name="locked"),
-        train_flags(*SYNTHETIC, "--epochs", "3", "--lr", "0", logs=logs, name="start"),
+        train_flags(SYNTHETIC, "--epochs 3 --lock-image", logs=logs, name="locked"),
+        train_flags(SYNTHETIC, "--epochs 3 --lr 0", logs=logs, name="start"),
         train_flags(*both, logs=logs, name="both"), resumed(both, "both", 1), resumed(both, "both", 2))
     return logs
 
@@ -72,9 +72,9 @@ def test_the_optimizer_has_no_state_of_a_locked_tower_and_is_saved_as_openclip_s
 @pytest.mark.parametrize("opt", ["adamw", "timm/lookahead_sgd"])
 def test_the_towers_learning_rate_is_the_scale_times_the_decoders(tmp_path, opt):
     """Adam's first step, weight decay included, is proportional to the rate, and its gradient is that of both runs."""
-    flags = (*SYNTHETIC, "--train-num-samples", "4", "--epochs", "1", "--warmup", "1", "--opt", opt)
+    flags = (SYNTHETIC, "--train-num-samples 4 --epochs 1 --warmup 1 --opt", opt)
     open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name) for name, more in (
-        ("start", ("--lr", "0")), ("plain", ()), ("scaled", ("--image-lr-scale", "0.25")))))
+        ("start", ("--lr 0",)), ("plain", ()), ("scaled", ("--image-lr-scale 0.25",)))))
     start, plain, scaled = (weights(tmp_path, 1, name) for name in ("start", "plain", "scaled"))
     assert equal(decoder(plain), decoder(scaled))
     for name, x in tower(scaled).items():
@@ -88,11 +88,11 @@ def test_a_pretrained_cnn_keeps_its_statistics_in_every_mode_unless_asked_to_lea
     for name, x in given.items():
         x.mul_(2) if name.endswith("running_var") else x.add_(0.1) if name.endswith("running_mean") else None
     torch.save(given, tmp_path / "w.pt")
-    flags = (*SYNTHETIC, "--epochs", "1", "--force-image-size", "64")
+    flags = (SYNTHETIC, "--epochs 1 --force-image-size 64")
     runs = {"whole": ("--pretrained", tmp_path / "w.pt"), "image": ("--pretrained-image", tmp_path / "w.pt"),
-            "partly": ("--pretrained", tmp_path / "w.pt", "--lock-image", "--lock-image-unlocked-groups", "2"),
+            "partly": ("--pretrained", tmp_path / "w.pt", "--lock-image --lock-image-unlocked-groups 2"),
             "learnt": ("--pretrained", tmp_path / "w.pt", "--learn-image-bn-stats"),
-            "lit": ("--model", "LiT-small-timm-test_efficientnet", "--pretrained-image", tmp_path / "w.pt")}
+            "lit": ("--model LiT-small-timm-test_efficientnet --pretrained-image", tmp_path / "w.pt")}
     open_clip_train_each(*(train_flags(*flags, *more, logs=tmp_path, name=name, model=CNN)
                            for name, more in runs.items()))
     for name in runs:

@@ -260,8 +260,8 @@ def test_a_run_from_a_clip_model_starts_at_its_tower_and_remembers_mean_and_std(
     """The real command. With --lock-image and a learning rate of 0 for nobody, the tower stays the source's."""
     file = export(tmp_path / "clip", "ViT-Ti-8")
     folder, source = file.parent, torch.load(file, weights_only=True)
-    flags = ("--dataset-type", "synthetic", "--train-num-samples", "8", "--batch-size", "4", "--epochs", "1")
-    shown = open_clip_train(*flags, "--pretrained-image", folder, "--lock-image", "--warmup", "9", logs=tmp_path).stderr
+    flags = "--dataset-type synthetic --train-num-samples 8 --batch-size 4 --epochs 1"
+    shown = open_clip_train(flags, "--pretrained-image", folder, "--lock-image --warmup 9", logs=tmp_path).stderr
     assert f"The image tower has the weights of {folder}" in shown
     assert "--warmup 9 is longer than this run of 2 steps" in shown
     assert "meta parameter" not in shown  # torch warns of each weight that is loaded into nothing

@@ -2,7 +2,7 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-from conftest import complaint_of, json_lines, make_image, saved, write_tar
+from conftest import complaint_of, json_lines, make_image, saved, words, write_tar
 from PIL import Image
 
 PATHS = ("deep", "x?.png", "holiday[1].png", "{5..6}.tar")
@@ -34,8 +34,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def run(*argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    out = () if "--out" in argv else ("--out", "captions.jsonl")  # the same again: the default would be another
-    return complaint_of("caption", *argv, *out, "--device", "cpu")
+    out = () if "--out" in words(*argv) else ("--out", "captions.jsonl")  # the same again: the default would be another
+    return complaint_of("caption", *argv, *out, "--device cpu")
 
 
 def lines(path="captions.jsonl") -> list[dict]:

@@ -27,7 +27,7 @@ def folder(here):
 
 
 def complaint(*argv) -> str | None:
-    return complaint_of("attention", *argv, "--device", "cpu")
+    return complaint_of("attention", *argv, "--device cpu")
 
 
 def pixels(url: str) -> np.ndarray:
@@ -35,7 +35,7 @@ def pixels(url: str) -> np.ndarray:
 
 
 def test_the_page_has_a_map_for_each_word_and_the_features(run, folder):
-    assert complaint("--pretrained", run, "photos", "--length", "4", "--out", "page.html") is None
+    assert complaint("--pretrained", run, "photos", "--length 4 --out page.html") is None
     page = (folder / "page.html").read_text()
     assert "<script" not in page and "http" not in page.replace("http-equiv", "")
     assert "&lt;b&gt;.png" in page and "<b>.png" not in page
@@ -61,7 +61,7 @@ def test_the_page_has_a_map_for_each_word_and_the_features(run, folder):
 
 
 def test_a_given_word_has_no_map_and_the_image_is_what_the_model_sees(run, folder):
-    assert complaint("--pretrained", run, "photos/a.png", "--text", "a [MASK] circle", "--out", "page.html") is None
+    assert complaint("--pretrained", run, "photos/a.png", "--text", "a [MASK] circle", "--out page.html") is None
     article = (folder / "page.html").read_text().split("<article")[1]
     assert article.count('class="given"') == 2 and article.count('class="tile"') == 1
     model = open_clip_mdc.load(run)

@@ -44,7 +44,7 @@ def place(tmp_path_factory) -> Path:
 
 def run(tool: str, place: Path, *argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    return complaint_of(tool, "--pretrained", place / "run", "--device", "cpu", "--workers", "0", *argv)
+    return complaint_of(tool, "--pretrained", place / "run", "--device cpu --workers 0", *argv)
 
 
 def shards(place: Path, last: int = 3) -> str:
@@ -55,15 +55,14 @@ def shards(place: Path, last: int = 3) -> str:
 
 
 def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsys):
-    assert run("caption", place, shards(place, 1), "--out", tmp_path / "c", "--length", 4, "--batch-size", 5) is None
+    assert run("caption", place, shards(place, 1), "--out", tmp_path / "c", "--length 4 --batch-size 5") is None
     assert "10 rows of 10 images" in capsys.readouterr().out
-    for flags in ((), ("--temperature", 1.0)):
+    for flags in ((), ("--temperature 1.0",)):
         folder = tmp_path / f"drawn{len(flags)}"
-        assert run("caption", place, shards(place, 1), "--out", folder, "--length", 4, *flags) is None
+        assert run("caption", place, shards(place, 1), "--out", folder, "--length 4", *flags) is None
         if not flags:
             assert contents(folder) == contents(tmp_path / "c")
-    assert run("caption", place, shards(place, 1), "--out", tmp_path / "c.jsonl", "--length", 4, "--batch-size",
-               5) is None
+    assert run("caption", place, shards(place, 1), "--out", tmp_path / "c.jsonl", "--length 4 --batch-size 5") is None
     lines = json_lines(tmp_path / "c.jsonl")
     rows = [(shard, row) for shard in ("000", "001") for row in pq.read_table(
         tmp_path / f"c/{shard}.parquet").to_pylist()]
@@ -74,10 +73,10 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
             assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
 
 
-@pytest.mark.parametrize("kind, layer", [("gap", ()), ("cls", ()), ("patches", ()), ("cls", ("--layer", 0))])
+@pytest.mark.parametrize("kind, layer", [("gap", ()), ("cls", ()), ("patches", ()), ("cls", ("--layer 0",))])
 def test_features_are_those_of_the_python_api_and_a_layers_go_into_a_folder_of_their_own(place, tmp_path, kind, layer):
     argv = (shards(place, 0), "--out", tmp_path / "f", "--feature", kind)
-    assert run("embed", place, *argv, *layer, "--batch-size", 2) is None
+    assert run("embed", place, *argv, *layer, "--batch-size 2") is None
     table = pq.read_table(tmp_path / "f/000.parquet")
     found = torch.from_numpy(table["feature"].combine_chunks().to_numpy_ndarray().copy())
     assert table["key"].to_pylist() == [f"key{i}" for i in range(5)] and found.dtype == torch.float32
@@ -118,10 +117,10 @@ def test_what_is_there_is_not_made_again_and_other_settings_are_refused(place, t
     whole = contents(tmp_path / "f")
     kept = times((tmp_path / "f").glob("00[0-2]*"))
     (tmp_path / "f/003.parquet").unlink()
-    assert run("embed", place, *argv, "--jobs", 2) is None
+    assert run("embed", place, *argv, "--jobs 2") is None
     assert contents(tmp_path / "f") == whole and times(kept) == kept
     for _ in range(2):  # with nothing to do, and with something
-        complaint = run("embed", place, *argv, "--feature", "cls")
+        complaint = run("embed", place, *argv, "--feature cls")
         assert "was made with feature gap, not cls" in complaint and "another --out" in complaint
         (tmp_path / "f/003.parquet").unlink(missing_ok=True)
     complaint = run("caption", place, *argv)
@@ -222,8 +221,8 @@ def holders(path: Path) -> list[str]:
 
 def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place, tmp_path):
     whole = tmp_path / "whole"
-    argv = ["caption", "--pretrained", place / "run", "--device", "cpu", "--workers", "1", shards(place),
-            "--length", "4", "--temperature", "1"]
+    argv = ["caption", "--pretrained", place / "run", "--device cpu --workers 1", shards(place),
+            "--length 4 --temperature 1"]
     run_tool([*argv, "--out", whole])
     out = tmp_path / "killed"
     killed_when(lambda: list(out.glob("*.parquet")), "-m", "open_clip_mdc", *argv, "--out", out)
@@ -237,7 +236,7 @@ def test_a_killed_caption_run_resumes_with_each_row_once_and_equal_tables(place,
 def test_a_folder_of_images_is_a_unit_of_16_bit_features_and_a_name_that_is_no_utf_8_a_key_and_a_cell(place, tmp_path):
     for i, name in enumerate((*range(32), "in/a", "\udcff")):
         picture(tmp_path / f"photos/{name}.png", i)
-    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision", "bf16") is None
+    assert run("embed", place, tmp_path / "photos", "--out", tmp_path / "f", "--precision bf16") is None
     table = pq.read_table(tmp_path / "f/photos.parquet")
     assert table["key"].to_pylist()[31:] == ["9.png", "in/a.png", "\\udcff.png"]
     assert str(table.schema.field("feature").type.value_type) == "halffloat"

@@ -44,13 +44,13 @@ def loaded(run):
 
 @pytest.mark.parametrize("alias, options, arguments", [
     ("mdc", dict(repeats="avoid"), ()),
-    ("mdc", dict(repeats="allow"), ("--repeats", "allow")),
-    ("mdc", dict(length="auto", tokens_per_step=3, repeats="avoid"), ("--length", "auto", "--tokens-per-step", "3")),
-    ("arc", dict(length=6), ("--length", "6")),
+    ("mdc", dict(repeats="allow"), ("--repeats allow",)),
+    ("mdc", dict(length="auto", tokens_per_step=3, repeats="avoid"), ("--length auto --tokens-per-step 3",)),
+    ("arc", dict(length=6), ("--length 6",)),
 ], ids=["mdc", "repeats", "auto", "arc"])
 def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, monkeypatch, alias, options, arguments):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert run("--pretrained", runs / alias, *PATHS, "--batch-size", "3", *arguments) is None
+    assert run("--pretrained", runs / alias, *PATHS, "--batch-size 3", *arguments) is None
     printed = capsys.readouterr().out.splitlines()
     model, transform, tokenizer = loaded(runs / alias)
     rows = lines()
@@ -66,11 +66,11 @@ def test_every_image_gets_the_caption_that_it_gets_alone(runs, folder, capsys, m
 
 def test_a_log_file_gets_a_line_at_the_end_and_now_and_then_one_on_the_way(runs, folder, capsys, monkeypatch):
     """No captions, which are in --out, and no bar that is drawn again and again."""
-    assert run("--pretrained", runs / "mdc", *PATHS, "--batch-size", "2", "--length", "3") is None
+    assert run("--pretrained", runs / "mdc", *PATHS, "--batch-size 2 --length 3") is None
     out, err = capsys.readouterr()
     assert out == "7 captions: captions.jsonl\n" and err == ""
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    assert run("--pretrained", runs / "mdc", "x1.png", "--out", "one.jsonl", "--length", "3") is None
+    assert run("--pretrained", runs / "mdc", "x1.png", "--out one.jsonl --length 3") is None
     out, err = capsys.readouterr()
     assert out == "1 caption: one.jsonl\n" and "\r" not in err
     assert re.fullmatch(r"captions: 1 of 1 images, \d\d:\d\d gone, 00:00 to go, +\d+\.\d\d( images/s| s/image)",
@@ -88,17 +88,17 @@ def test_the_time_to_go_of_a_resumed_run_does_not_count_what_was_done(capsys, mo
 
 
 def test_the_length_of_a_model_that_has_learnt_to_choose_is_its_choice(runs, folder):
-    run("--pretrained", runs / "mdc", *PATHS, "--html", "page.html")
+    run("--pretrained", runs / "mdc", *PATHS, "--html page.html")
     chosen = lines()
     assert facts()["Length"].startswith("auto (")
-    run("--pretrained", runs / "mdc", *PATHS, "--out", "auto.jsonl", "--length", "auto")
+    run("--pretrained", runs / "mdc", *PATHS, "--out auto.jsonl --length auto")
     assert chosen == lines("auto.jsonl") and any(len(row["tokens"]) != 15 for row in chosen)
 
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
 def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, folder, alias):
-    draws = ("--length", "6", "--temperature", "1", "--samples", "4", "--select", "consensus", "--batch-size", "3")
-    run("--pretrained", runs / alias, *PATHS, *draws, "--html", "page.html")
+    draws = ("--length 6 --temperature 1 --samples 4 --select consensus --batch-size 3",)
+    run("--pretrained", runs / alias, *PATHS, *draws, "--html page.html")
     assert (facts()["Samples"], facts()["Select"]) == ("4", "consensus")
     model, transform, tokenizer = loaded(runs / alias)
     args = caption.argparse.Namespace(seed=0, temperature=1.0, top_k=None, top_p=None)
@@ -112,7 +112,7 @@ def test_consensus_writes_the_draw_that_the_other_draws_are_most_like(runs, fold
 
 
 def test_consensus_of_lengths_needs_no_temperature_and_is_the_default_of_a_model_that_has_learnt_them(runs, folder):
-    run("--pretrained", runs / "mdc", "x1.png", "--samples", "3", "--select", "consensus")
+    run("--pretrained", runs / "mdc", "x1.png", "--samples 3 --select consensus")
     model, transform, tokenizer = loaded(runs / "mdc")
     text = model.generate(transform(scene(NAMES.index("x1.png")))[None], length="top", samples=3, select="consensus",
                           repeats="avoid")
@@ -123,11 +123,10 @@ def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path, monkeypat
     picture(tmp_path / "page/in.png", 3)
     (tmp_path / "bad.png").write_bytes(b"no image")
     images = [tmp_path / name for name in ("x1.png", "page/in.png", "5.tar", "bad.png")]
-    run("--pretrained", runs / "mdc/checkpoints/epoch_1.pt", *images, "--length", "3", "--out",
-        tmp_path / "plain.jsonl")
+    run("--pretrained", runs / "mdc/checkpoints/epoch_1.pt", *images, "--length 3 --out", tmp_path / "plain.jsonl")
     monkeypatch.chdir(tmp_path)  # other spellings of the same images
     images[0] = "x1.png"
-    run("--pretrained", runs / "mdc", *images, "--length", "3", "--html", tmp_path / "page/p.html", "--compare",
+    run("--pretrained", runs / "mdc", *images, "--length 3 --html", tmp_path / "page/p.html", "--compare",
         tmp_path / "plain.jsonl")
     text = (tmp_path / "page/p.html").read_text()
     assert str(tmp_path) not in text and str(runs) not in text
@@ -139,12 +138,12 @@ def test_a_page_names_no_folder_of_the_machine(runs, folder, tmp_path, monkeypat
 
 
 def test_the_title_names_a_captioner_of_a_folder_without_the_folder_it_is_in(folder):
-    run("x1.png", "--html", "p.html")  # by the package's own
+    run("x1.png", "--html p.html")  # by the package's own
     assert Page(Path("p.html").read_text()).texts["h1"] == ["Captions by photo"]
 
 
 def test_a_caption_written_left_to_right_adds_up_to_its_likelihood_with_its_end(runs, folder):
-    run("--pretrained", runs / "arc", "x1.png", "--length", "6")
+    run("--pretrained", runs / "arc", "x1.png", "--length 6")
     model, transform, tokenizer = loaded(runs / "arc")
     (row,) = lines()
     image = transform(scene(2))[None]
@@ -163,13 +162,13 @@ def test_words_that_are_given_stay_and_have_neither_step_nor_probability(runs, f
 
 
 def test_drawn_and_guided_captions_are_those_of_the_seed_and_the_page_says_how(runs, folder):
-    command = ("x1.png", "x2.png", "--length", "5", "--html", "page.html", "--pretrained")
+    command = ("x1.png", "x2.png", "--length 5 --html page.html --pretrained")
     run_folder(folder / "cfg", "MCD-ViT-Ti-8-cfg")
     for model, options, order, uncond in (
-            (runs / "mdc", ("--sampler", "ancestral", "--temperature", "1"), {"Temperature": "1.0"}, None),
-            (runs / "mcd", ("--sampler", "ancestral", "--steps", "4", "--guidance-scale", "3"),
+            (runs / "mdc", ("--sampler ancestral --temperature 1",), {"Temperature": "1.0"}, None),
+            (runs / "mcd", ("--sampler ancestral --steps 4 --guidance-scale 3",),
              {"Order": "draws from the reverse diffusion", "Sampler": "ancestral", "Steps": "4"}, "masked_image"),
-            ("cfg", ("--guidance-scale", "3", "--uncond", "null_image"),
+            ("cfg", ("--guidance-scale 3 --uncond null_image",),
              {"Order": "reveals the most confident tokens first", "Guidance scale": "3.0"}, "null_image")):
         found = []
         for seed in "001":
@@ -187,18 +186,18 @@ def test_the_mean_image_of_guidance_takes_the_first_images_and_skips_what_cannot
     opened, decode = [], images.decode_image
     monkeypatch.setattr(images, "decode_image", lambda *a, **k: opened.append(a[0]) or decode(*a, **k))
     monkeypatch.setattr(caption.decoding, "NULL_IMAGES", 35)
-    command = ("??.png", "--length", "4", "--workers", "0", "--limit", "3", "--pretrained", runs / "mdc")
-    assert run(*command, "--guidance-scale", "2") is None
+    command = ("??.png", "--length 4 --workers 0 --limit 3 --pretrained", runs / "mdc")
+    assert run(*command, "--guidance-scale 2") is None
     assert column("image") == ["00.png", "01.png", "02.png"] and len(opened) == 35 + 3
-    assert "cannot read the image 20.png" in run(*command, "--guidance-scale", "2", "--blind-images", "??.png")
+    assert "cannot read the image 20.png" in run(*command, "--guidance-scale 2 --blind-images ??.png")
 
 
 @pytest.mark.parametrize("options, said", [
-    ((), {}), (("--tokens-per-step", "3"), {"Tokens per step": "3"}),
-    (("--tokens-per-step", "0.0", "--temperature", "1"), {"Tokens per step": "0.0", "Temperature": "1.0"}),
-    (("--repeats", "allow", "--seed", "3"), {"Repeats": "allow", "Seed": "3"})])
+    ((), {}), (("--tokens-per-step 3",), {"Tokens per step": "3"}),
+    (("--tokens-per-step 0.0 --temperature 1",), {"Tokens per step": "0.0", "Temperature": "1.0"}),
+    (("--repeats allow --seed 3",), {"Repeats": "allow", "Seed": "3"})])
 def test_the_page_says_what_was_asked_for_and_no_default(runs, folder, options, said):
-    run("--pretrained", runs / "mdc", "x1.png", "--length", "3", "--html", "page.html", *options)
+    run("--pretrained", runs / "mdc", "x1.png", "--length 3 --html page.html", *options)
     assert facts() == {"Checkpoint": "mdc", "Images": "1", "Order": "reveals the most confident tokens first",
                        "Length": "3", "Repeats": "avoid", **said}
 
@@ -214,8 +213,8 @@ def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cos
     write_json("big/open_clip_config.json", {
         "model_cfg": {**open_clip.get_model_config("ViT-Ti-8"), "vision_cfg": {
             **open_clip.get_model_config("ViT-Ti-8")["vision_cfg"], "image_size": 48}}, "preprocess_cfg": {}})
-    command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4", "--clip", "local-dir:big", "--clip-scale", "2")
-    assert run(*command, "--batch-size", "3") is None
+    command = ("--pretrained", runs / "mdc", *PATHS, "--length 4 --clip local-dir:big --clip-scale 2")
+    assert run(*command, "--batch-size 3") is None
     model, transform, tokenizer = loaded(runs / "mdc")
     for number, line in enumerate(lines()):
         guide = Guide(Clip(clip.eval(), big, tokenizer), big(scene(number))[None], tokenizer, 2.0)
@@ -224,12 +223,12 @@ def test_clip_guides_by_its_own_view_of_each_image_and_the_lines_say_what_it_cos
 
 
 def test_captions_of_two_commands_stand_side_by_side_on_the_page(runs, folder):
-    command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
-    run(*command, "--out", "plain.jsonl", "--limit", "6")
+    command = ("--pretrained", runs / "mdc", *PATHS, "--length 4")
+    run(*command, "--out plain.jsonl --limit 6")
     torch.manual_seed(3)
     torch.save(open_clip.create_model("ViT-Ti-8").state_dict(), "clip.pt")
-    clip = ("--clip", "ViT-Ti-8:clip.pt", "--clip-scale", "3", "--clip-rerank", "2", "--temperature", "1")
-    assert run(*command, *clip, "--html", "page.html", "--compare", "plain.jsonl") is None
+    clip = ("--clip ViT-Ti-8:clip.pt --clip-scale 3 --clip-rerank 2 --temperature 1",)
+    assert run(*command, *clip, "--html page.html --compare plain.jsonl") is None
     page = Page(Path("page.html").read_text())
     plain = column("caption", "plain.jsonl") + [None]
     shown = [caption for pair in zip(column("caption"), plain, strict=True) for caption in pair]
@@ -253,7 +252,7 @@ def test_what_cannot_be_read_is_listed_and_all_else_is_captioned(runs, folder):
     write_tar(Path("bad.tar"), {"good.png": whole, "broken.png": b"xx", "third.png": whole, "other.png": whole})
     Path("bad.tar").write_bytes(Path("bad.tar").read_bytes()[:3 * len(whole)])
     complaint = run("--pretrained", runs / "mdc", "empty.png", "text.png", "x1.png", "cut.png", "thin.png", "bad.tar",
-                    "x2.png", "--length", "3", "--html", "page.html", "--batch-size", "2")
+                    "x2.png", "--length 3 --html page.html --batch-size 2")
     assert column("image") == ["x1.png", "bad.tar::good", "x2.png"]
     listed = complaint.splitlines()
     assert listed[0] == "error: 6 skipped, all else is written:" and len(listed) == 7

@@ -33,10 +33,10 @@ def run_interrupted(batches: int, *argv) -> str | None:
 
 
 def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, folder):
-    command = ("--pretrained", runs / "mdc", *PATHS, "--length", "4")
-    run(*command, "--out", "whole.jsonl")
+    command = ("--pretrained", runs / "mdc", *PATHS, "--length 4")
+    run(*command, "--out whole.jsonl")
     whole = lines("whole.jsonl")
-    assert "interrupted" in run_interrupted(2, *command, "--batch-size", "2")
+    assert "interrupted" in run_interrupted(2, *command, "--batch-size 2")
     part = Path("captions.jsonl.part")
     head, *kept = part.read_text().splitlines(keepends=True)
     assert [json.loads(line)["image"] for line in kept] == list(NAMES[:4])
@@ -44,7 +44,7 @@ def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, fo
     left = head + marked + "".join(kept[1:3]) + kept[3][:50]  # killed while it wrote the fourth line
 
     part.write_text(left)
-    run(*command, "--html", "page.html", "--batch-size", "2")
+    run(*command, "--html page.html --batch-size 2")
     noted = [json.loads(line) for line in (marked, *kept[1:3])]
     assert lines()[:3] == [{name: row[name] for name in whole[0]} for row in noted] and not part.exists()
     assert column("image") == list(NAMES)
@@ -52,18 +52,18 @@ def test_an_interrupted_run_resumes_with_the_same_options_and_no_others(runs, fo
     assert Path("page.html").read_text().count("<article>") == 7
 
     part.write_text(left)
-    run("--pretrained", runs / "mdc", "x1.png", "deep/a.png", "--length", "4")  # other images, in another order
+    run("--pretrained", runs / "mdc", "x1.png", "deep/a.png", "--length 4")  # other images, in another order
     assert column("image") == ["x1.png", "deep/a.png"] and column("caption") == [whole[2]["caption"], "kept"]
 
-    for other in (("--length", "5"), ("--precision", "bf16"), ("--tokens-per-step", "2"), ("--temperature", "1"),
-                  ("--sampler", "ancestral"), ("--sampler", "ancestral", "--steps", "3")):
+    for other in (("--length 5",), ("--precision bf16",), ("--tokens-per-step 2",), ("--temperature 1",),
+                  ("--sampler ancestral",), ("--sampler ancestral --steps 3",)):
         part.write_text(left)
         assert "captions.jsonl.part was begun with another " in run(*command, *other)
         assert part.read_text() == left
 
 
 def test_guidance_by_a_drawn_mask_resumes_with_the_same_batches_alone(runs, folder):
-    command = ("--pretrained", runs / "mcd", *PATHS, "--length", "4", "--guidance-scale", "2", "--batch-size")
+    command = ("--pretrained", runs / "mcd", *PATHS, "--length 4 --guidance-scale 2 --batch-size")
     run_interrupted(1, *command, "2")
     assert "begun with another batch_size" in run(*command, "3")
 
@@ -72,7 +72,7 @@ def test_guidance_by_a_drawn_mask_resumes_with_the_same_batches_alone(runs, fold
 def test_a_file_of_another_kind_resumes_from_the_same_journal(runs, folder, out):
     for number in range(2):
         scene(number).save(f"{number}.png")
-    command = ("--pretrained", runs / "mdc", "0.png", "1.png", "--length", "4", "--batch-size", "1", "--out")
+    command = ("--pretrained", runs / "mdc", "0.png", "1.png", "--length 4 --batch-size 1 --out")
     run_interrupted(1, *command, out)
     part = Path(f"{out}.part")
     head, line = part.read_text().splitlines()
@@ -86,15 +86,15 @@ def test_a_resumed_run_knows_a_model_of_the_same_weights_with_another_activation
     """The weights of ViT-...-quickgelu fit the plain model: they are not what tells captions apart."""
     shutil.copytree(runs / "mdc", "quick")
     Path("quick/params.txt").write_text("model: MDC-ViT-Ti-8\nforce_quick_gelu: True\n")
-    run_interrupted(1, "--pretrained", runs / "mdc", *PATHS, "--batch-size", "1")
+    run_interrupted(1, "--pretrained", runs / "mdc", *PATHS, "--batch-size 1")
     _, kept = lines("captions.jsonl.part")
-    assert "captions.jsonl.part was begun with another model" in run("--pretrained", "quick", *PATHS)
-    run("--pretrained", "quick", *PATHS, "--out", "alone.jsonl")
+    assert "captions.jsonl.part was begun with another model" in run("--pretrained quick", *PATHS)
+    run("--pretrained quick", *PATHS, "--out alone.jsonl")
     assert lines("alone.jsonl")[0]["tokens"] != kept["tokens"]
 
 
 def test_what_is_captioned_is_not_opened_again(runs, folder):
-    command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size", "1", "--workers", "0")
+    command = ("--pretrained", runs / "mdc", *PATHS, "--batch-size 1 --workers 0")
     run_interrupted(6, *command)
     opened, open_image = [], images.open_image
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +107,7 @@ def test_what_is_captioned_is_not_opened_again(runs, folder):
 def test_any_number_of_workers_gives_the_same_lines_in_the_same_order(runs, folder, workers):
     Path("empty.png").write_bytes(b"")
     paths = ("deep", "empty.png", *PATHS[1:])
-    complaint = run("--pretrained", runs / "mdc", *paths, "--batch-size", "2", "--workers", workers, "--limit", "7")
+    complaint = run("--pretrained", runs / "mdc", *paths, "--batch-size 2 --workers", workers, "--limit 7")
     assert "1 skipped" in complaint and column("image") == list(NAMES[:6])
 
 

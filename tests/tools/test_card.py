@@ -134,8 +134,7 @@ def test_a_killed_run_ends_as_the_whole_one_and_its_floors_are_what_they_are_cal
             assert (out / name).read_bytes() == (whole / name).read_bytes(), name
         # Another probe later costs nothing but itself.
         more = whole.parent / "more"
-        run_tool(["scenes", "--out", more, "--num-train", "16", "--num-val", "2", "--num-probe", "24", "--num-pairs",
-                  "1", "--masks"])
+        run_tool(["scenes", "--out", more, "--num-train 16 --num-val 2 --num-probe 24 --num-pairs 1 --masks"])
         run_tool([*argv, "--probe", more / "masks", "--out", out])
     unregister()
     [row] = [row for row in read_json(out / "card.json")["measures"] if "mIoU" in row["measure"]]

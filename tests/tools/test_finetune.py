@@ -16,7 +16,7 @@ from open_clip_mdc.cli import finetune
 from open_clip_mdc.cli.page import printable
 from open_clip_mdc.data.shards import read_samples
 
-FLAGS = ("--val", "0.25", "--epochs", "2")
+FLAGS = "--val 0.25 --epochs 2"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def photos(scenes, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole(photos, runs) -> Path:
     """Return what the command writes if nobody disturbs it, from a captioner that has learnt nothing yet."""
-    run_tool(["finetune", photos / "photos", "--pretrained", runs / "mdc", *FLAGS, "--out", photos / "whole"])
+    run_tool(["finetune", photos / "photos", "--pretrained", runs / "mdc", FLAGS, "--out", photos / "whole"])
     unregister()
     return photos / "whole"
 
@@ -93,11 +93,11 @@ def test_the_page_has_the_captions_of_both_and_the_nelbo_that_training_found(who
 
 def test_a_killed_run_ends_with_the_weights_of_the_whole_one(whole, photos, runs):
     out = photos / "killed"
-    argv = ["finetune", photos / "photos", "--pretrained", runs / "mdc", *FLAGS, "--out", out]
+    argv = ["finetune", photos / "photos", "--pretrained", runs / "mdc", FLAGS, "--out", out]
     moment = out / "trials/3e-4/checkpoints/results.jsonl"  # before its checkpoint
     killed_when(moment.exists, "-m", "open_clip_mdc", *argv)
     assert moment.exists() and not (out / "index.html").exists()
-    assert "begun with another val, epochs: give another --out" in complaint_of(*argv, "--val", "0.5", "--epochs", "1")
+    assert "begun with another val, epochs: give another --out" in complaint_of(*argv, "--val 0.5 --epochs 1")
     run_tool(argv)
     unregister()
     assert (out / "finetune.jsonl").read_bytes() == (whole / "finetune.jsonl").read_bytes()
@@ -119,9 +119,9 @@ def test_a_folder_a_table_and_coco_give_the_same_pairs_and_no_photograph_is_on_b
 
 def test_an_encoder_alone_gets_a_new_decoder_and_val_may_be_other_data(photos, runs):
     out = photos / "encoder"
-    run("python", "-m", "open_clip_mdc", "finetune", photos / "photos.csv", "--model", "ARC-small-ViT-Ti-8",
-        "--pretrained-image", runs / "mdc", "--val", photos / "photos", "--epochs", "1", "--out", out,
-        fork=True)
+    run("python", "-m", "open_clip_mdc", "finetune", photos / "photos.csv",
+        "--model ARC-small-ViT-Ti-8 --pretrained-image", runs / "mdc", "--val", photos / "photos", "--epochs 1 --out",
+        out, fork=True)
     assert holds(weights(out), tower(weights(runs / "mdc")))
     assert len(pairs(out, "train")) == len(pairs(out, "val")) == 20
     page = (out / "index.html").read_text()
@@ -146,7 +146,7 @@ def test_the_packaged_captioner_learns_the_words_of_photographs(tmp_path):
     for sample, _ in zip(read_samples(str(SHARED / "flickr8k_224/test/00000.tar")), range(10), strict=False):
         (tmp_path / f"photos/{sample['__key__']}.jpg").write_bytes(sample["jpg"])
         (tmp_path / f"photos/{sample['__key__']}.txt").write_text("eine Katze auf einem Dach\n")
-    run_tool(["finetune", tmp_path / "photos", "--epochs", "1", "--out", tmp_path / "mine"])
+    run_tool(["finetune", tmp_path / "photos", "--epochs 1 --out", tmp_path / "mine"])
     unregister()
     page = (tmp_path / "mine/index.html").read_text()
     before, after = (float(re.search(rf"(\d+\.\d{{3}}) {when}", page)[1]) for when in ("before", "after"))

@@ -14,7 +14,7 @@ from open_clip_mdc.data.image_ids import check_image_ids, image_id
 folder = pytest.fixture(caption_files.folder)
 
 
-@pytest.mark.parametrize("alias, more", [("mdc", ()), ("arc", ("--length", "5"))])
+@pytest.mark.parametrize("alias, more", [("mdc", ()), ("arc", ("--length 5",))])
 def test_every_kind_of_file_has_the_rows_of_the_json_lines(runs, folder, alias, more):
     command = ("--pretrained", runs / alias, *PATHS, *more)
     for suffix in ("jsonl", "csv", "parquet"):
@@ -42,8 +42,8 @@ def test_cocos_results_have_the_numbers_of_files_and_of_shards(runs, here):
         "000000000.png": saved(scene(4)), "000000000.json": b'{"filename": "COCO_val2014_000000000009.jpg"}',
         "000000001.png": saved(scene(5)), "000000001.json": b'{"image_id": 11, "filename": "3.jpg"}',
         "000000012.png": saved(scene(6))})
-    assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.json", "--length", "4") is None
-    assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out", "r.jsonl", "--length", "4") is None
+    assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out r.json --length 4") is None
+    assert run("--pretrained", runs / "mdc", "in", "s.tar", "--out r.jsonl --length 4") is None
     results = read_json("r.json")
     assert [row["image_id"] for row in results] == [42, 391895, 7, 8, 9, 11, 12]
     assert [row["caption"] for row in results] == column("caption", "r.jsonl")

@@ -54,7 +54,7 @@ def test_a_chosen_key_alone_is_read(tmp_path):
         put(tmp_path / f"a/{i}.json", {"caption": "wrong", "alt": texts(i)})
     put_table(tmp_path / "b.parquet", {"image": list(map(make_image, range(N))), "caption": ["wrong"] * N, "alt": FIVE})
     for source in ("a", "b.parquet"):
-        tool("shards", "--test", tmp_path / source, "--captions-key", "alt", "--out", tmp_path / "out" / source[0])
+        tool("shards", "--test", tmp_path / source, "--captions-key alt --out", tmp_path / "out" / source[0])
         found = samples(tmp_path / "out" / source[0] / "test/0.tar").values()
         assert [sample["txt"].decode().split("\n") for sample in found] == FIVE
 
@@ -118,8 +118,7 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
         "alt_text": ["x", "y", "z"]})
     said = complaint("--train", table, "--out", tmp_path / "out")
     assert "'t.parquet#0': no captions (columns: image, alt_text, see --captions-key)" in said
-    assert "2 images cannot be used" in complaint("--train", table, "--captions-key", "alt_text", "--out",
-                                                    tmp_path / "o")
+    assert "2 images cannot be used" in complaint("--train", table, "--captions-key alt_text --out", tmp_path / "o")
     assert "'t.parquet#0': no image\n'1.jpg': no image\n" in capsys.readouterr().err
     rows = put(tmp_path / "c.json", [{"id": "t", "text": "x"}, {"image": ["a.jpg", "b.jpg"], "text": "x"}])
     assert "'row 1 (keys: id, text)': no image" in complaint("--train", rows, "--out", tmp_path / "out")
@@ -127,7 +126,7 @@ def test_rows_without_an_image_or_captions_are_named_with_the_keys_that_are_ther
 
 def test_a_device_in_a_folder_is_no_table(tmp_path):
     (tmp_path / "metadata.csv").symlink_to("/dev/zero")
-    assert "holds no image, no shard (.tar) and no table (.parquet)" in complaint("--train", tmp_path, "--out", "out")
+    assert "holds no image, no shard (.tar) and no table (.parquet)" in complaint("--train", tmp_path, "--out out")
 
 
 def test_each_split_has_its_images_and_a_name_in_two_folders_is_refused(tmp_path, capsys):
@@ -193,7 +192,7 @@ def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, runs
     path = asked(layout, here / "my photos")
     argv = printed_command(refused(SystemExit, train.main, ["--model", "MDC-ViT-Ti-8", "--val-data", str(path)]))
     assert argv[2:4] == ["--val", str(path)]
-    said = [complaint_of("score", "--pretrained", runs / "mdc", "--pairs", path, "--out", "s")]
+    said = [complaint_of("score", "--pretrained", runs / "mdc", "--pairs", path, "--out s")]
     if path.is_file():
         said += [complaint_of(name, "--pretrained", runs / "mdc", path, "--out", out) for name, out in (
             ("caption", "c.jsonl"), ("embed", "e"))]
@@ -204,7 +203,7 @@ def test_each_command_prints_the_line_that_makes_shards_of_a_layout(layout, runs
 
 def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_that_is_printed(here):
     imagefolder_csv(here / "in")
-    said = refused(SystemExit, train.main, ["--model", "MDC-ViT-Ti-8", "--train-data", "in/metadata.csv"])
+    said = refused(SystemExit, train.main, "--model MDC-ViT-Ti-8 --train-data in/metadata.csv".split())
     assert complaint_of(*printed_command(said)) is None
 
 
@@ -212,27 +211,27 @@ def test_captions_of_a_table_in_a_folder_of_metadata_are_trained_on_by_the_line_
 def test_a_layout_is_prepared_trained_on_captioned_scored_embedded_and_tested_on(layout, tmp_path):
     """The real commands, as a user would give them."""
     source, names, captions = layout(tmp_path / "in")
-    data, model = tmp_path / "data", ("--pretrained", tmp_path / "run", "--device", "cpu")
+    data, model = tmp_path / "data", ("--pretrained", tmp_path / "run", "--device cpu")
 
     def tools(*argv, module: str = "open_clip_mdc") -> str:
         return run("python", "-m", module, *argv, fork=True, PATH=str(tmp_path)).stdout  # METEOR needs 30 s
 
     said = tools("prepare", "shards", "--train", *source, "--test", source[0], "--out", data)
     flags = [shlex.split(line.partition(": ")[2]) for line in said.splitlines()]
-    tools("--model", "MDC-ViT-Ti-8", *flags[0], "--dataset-type", "webdataset", "--epochs", 1, "--batch-size", 4,
-          "--workers", 1, "--precision", "fp32", "--device", "cpu", "--logs", tmp_path, "--name", "run",
-          module="open_clip_mdc.train")
+    tools("--model MDC-ViT-Ti-8", *flags[0],
+          "--dataset-type webdataset --epochs 1 --batch-size 4 --workers 1 --precision fp32 --device cpu --name run",
+          "--logs", tmp_path, module="open_clip_mdc.train")
     shard = data / "train/00000.tar"
-    tools("caption", *model, shard, "--out", tmp_path / "c.jsonl", "--length", 5)
+    tools("caption", *model, shard, "--out", tmp_path / "c.jsonl", "--length 5")
     assert [line["image"] for line in json_lines(tmp_path / "c.jsonl")] == [f"{shard}::{i:08d}" for i in range(N)]
-    tools("score", *model, "--pairs", shard, "--plain", "--out", tmp_path / "s")
+    tools("score", *model, "--pairs", shard, "--plain --out", tmp_path / "s")
     rows = pq.read_table(tmp_path / "s/00000.parquet").to_pylist()
     assert [(row["key"], row["caption"]) for row in rows] == [
         (f"{i:08d}", caption) for i in range(N) for caption in captions[i]]
     assert all(row["score"] < 0 for row in rows)
     tools("embed", *model, shard, "--out", tmp_path / "e")
     assert pq.read_table(tmp_path / "e/00000.parquet")["key"].to_pylist() == [f"{i:08d}" for i in range(N)]
-    tools("eval", "--model", "mdc", *model[:2], *flags[1], "--caption_length", 5, "--output", tmp_path / "r.json",
-          "--no_amp", module="clip_benchmark_ext.cli")
+    tools("eval", "--model mdc", *model[:2], *flags[1], "--caption_length 5 --output", tmp_path / "r.json", "--no_amp",
+          module="clip_benchmark_ext.cli")
     saved = read_json(next((tmp_path / "captions").glob("*.json")))
     assert list(saved["references"].values()) == captions and list(saved["filenames"].values()) == names

@@ -38,8 +38,8 @@ def test_both_captions_of_a_scene_are_true_and_of_the_same_words_and_tokens():
 
 def test_the_command_writes_it_with_both_orders_of_each_image_and_probes_of_one_attribute(tmp_path, capsys):
     out = tmp_path / "world"
-    run_tool(["scenes", "--out", out, "--world", "mentions", "--redundancy", "0.5", "--num-train", "8",
-              "--num-val", "4", "--num-probe", "40", "--num-pairs", "1"])
+    run_tool(["scenes", "--out", out,
+              "--world mentions --redundancy 0.5 --num-train 8 --num-val 4 --num-probe 40 --num-pairs 1"])
     world = World(redundancy=0.5)
     samples = list(read_samples(str(out / "val/00000.tar")))
     assert len(samples) == 4

@@ -19,8 +19,8 @@ from open_clip_mdc.data.files import new_file, new_folder, open_own, write_json
 from open_clip_mdc.data.journal import Journal
 from open_clip_mdc.data.outputs import free_name, release
 
-MODEL = ("--pretrained", "no")
-SCENES = ("--num-train", "16", "--num-val", "2", "--num-probe", "2", "--num-pairs", "2")
+MODEL = "--pretrained no"
+SCENES = "--num-train 16 --num-val 2 --num-probe 2 --num-pairs 2"
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def test_a_mount_point_is_filled(tmp_path):
     folder.mkdir()
     with mounted(folder, "-t", "tmpfs", "tmpfs"):
         (folder / "lost+found").mkdir()
-        assert complaint_of("scenes", "--out", folder, *SCENES) is None
+        assert complaint_of("scenes", "--out", folder, SCENES) is None
         assert {"lost+found", "train", "sugarcrepe"} < set(os.listdir(folder))
         assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert os.listdir(tmp_path) == ["mount"]
@@ -52,13 +52,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp
     with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro", "tmpfs"):
         for place, words in (("ro", "read-only file system"), ("file", "not a directory|is no folder|does not exist")):
             place = tmp_path / place
-            for argv in (("caption", "x.png", *MODEL, "--out", place / "c.jsonl"),
-                         ("embed", "x", *MODEL, "--out", place / "t"),
-                         ("score", "--pairs", "x", *MODEL, "--out", place / "t"), ("scenes", "--out", place / "s"),
-                         ("export", *MODEL, "--out", place / "e"), ("fetch", "flickr8k", "--out", place / "f"),
-                         ("attention", "x.png", *MODEL, "--out", place / "a.html"),
+            for argv in (("caption", "x.png", MODEL, "--out", place / "c.jsonl"),
+                         ("embed", "x", MODEL, "--out", place / "t"),
+                         ("score", "--pairs x", MODEL, "--out", place / "t"), ("scenes", "--out", place / "s"),
+                         ("export", MODEL, "--out", place / "e"), ("fetch", "flickr8k", "--out", place / "f"),
+                         ("attention", "x.png", MODEL, "--out", place / "a.html"),
                          ("lengths", "x.tar", "--out", place / "l.png"),
-                         ("vq", "import", "--from", "x", "--model", "y", "--out", place / "v.pt")):
+                         ("vq", "import", "--from x --model y --out", place / "v.pt")):
                 problem = complaint_of(*argv)
                 assert problem and any(word in problem.lower() for word in words.split("|")), (argv, problem)
                 assert str(place) in problem, problem
@@ -90,18 +90,18 @@ def test_nothing_is_replaced_that_nobody_named_nor_by_nothing(here, runs, capsys
     for name, colour in (("a.png", "red"), ("b.png", "blue")):
         Image.new("RGB", (32, 32), colour).save(name)
     Path("bad.jpg").write_bytes(b"no image")
-    caption = ("caption", "--pretrained", runs / "mdc", "--device", "cpu", "--workers", "0")
+    caption = ("caption", "--pretrained", runs / "mdc", "--device cpu --workers 0")
     assert complaint_of(*caption, "a.png") is None
     first = Path("captions.jsonl").read_text()
-    assert complaint_of(*caption, "b.png", "--seed", 1) is None
+    assert complaint_of(*caption, "b.png", "--seed 1") is None
     assert "captions.jsonl exists already: writing to captions-2.jsonl" in capsys.readouterr().err
     assert Path("captions.jsonl").read_text() == first != Path("captions-2.jsonl").read_text()
-    assert complaint_of(*caption, "b.png", "--out", "captions-2.jsonl") is None
+    assert complaint_of(*caption, "b.png", "--out captions-2.jsonl") is None
     assert "--out captions-2.jsonl exists already, and is replaced" in capsys.readouterr().err
-    problem = complaint_of(*caption, "bad.jpg", "--out", "captions.jsonl")
+    problem = complaint_of(*caption, "bad.jpg", "--out captions.jsonl")
     assert "no image can be read, so nothing is written" in problem and "bad.jpg" in problem and "--out" not in problem
     Path("y.jsonl.part").write_text("my own notes\n")
-    assert "y.jsonl.part is damaged or not from this command" in complaint_of(*caption, "a.png", "--out", "y.jsonl")
+    assert "y.jsonl.part is damaged or not from this command" in complaint_of(*caption, "a.png", "--out y.jsonl")
     assert Path("captions.jsonl").read_text() == first and Path("y.jsonl.part").read_text() == "my own notes\n"
 
 
@@ -153,7 +153,7 @@ def test_a_terminated_command_leaves_nothing_and_a_killed_ones_rest_hinders_nobo
             out.mkdir()
         for end in (multiprocessing.Process.terminate, multiprocessing.Process.kill):
             process = multiprocessing.get_context("fork").Process(
-                target=complaint_of, args=("scenes", "--out", out, "--jobs", jobs, "--num-train", "200000"))
+                target=complaint_of, args=("scenes", "--out", out, "--jobs", jobs, "--num-train 200000"))
             process.start()
             wait_for(lambda: list(tmp_path.glob("**/.out.*/train/.*")))
             end(process)
@@ -214,7 +214,7 @@ def test_an_error_while_writing_names_the_output_as_the_user_did(tmp_path, write
 def test_a_default_name_that_is_read_makes_way(here, capsys):
     Path("a").mkdir()
     Path("captions.jsonl").write_text("mine")
-    complaint_of("caption", *MODEL, "a", "--compare", "captions.jsonl", "--html", "c.html")
+    complaint_of("caption", MODEL, "a", "--compare captions.jsonl --html c.html")
     assert "captions.jsonl exists already: writing to captions-2.jsonl" in capsys.readouterr().err
     assert Path("captions.jsonl").read_text() == "mine"
 

@@ -53,7 +53,7 @@ def place(tmp_path_factory) -> Path:
 
 def score(place: Path, *argv) -> str | None:
     """The tool's complaint, None if it has none but of the images of `place` without a caption."""
-    complaint = complaint_of("score", "--pretrained", place / "run", "--device", "cpu", "--workers", "0", *argv)
+    complaint = complaint_of("score", "--pretrained", place / "run", "--device cpu --workers 0", *argv)
     skipped = (complaint or "").split("\n")[1:]
     return None if skipped and all(line.endswith(": no caption") for line in skipped) else complaint
 
@@ -65,7 +65,7 @@ def tables(folder: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def scored(place, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("scored") / "scores"
-    assert score(place, "--pairs", f"{place}/{{000..001}}.tar", "--out", out, "--alpha", 0.5, "--batch-size", 8) is None
+    assert score(place, "--pairs", f"{place}/{{000..001}}.tar", "--out", out, "--alpha 0.5 --batch-size 8") is None
     return out
 
 
@@ -92,7 +92,7 @@ def test_every_caption_has_the_score_that_the_model_gives_it_alone(place, scored
 def test_a_csv_file_is_scored_in_parts_as_its_shards_are(place, scored, tmp_path, monkeypatch):
     from open_clip_mdc.cli import score_pairs
     monkeypatch.setattr(score_pairs, "split_csv", lambda path: split_csv(path, 16))
-    assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--alpha", 0.5, "--blind-images",
+    assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--alpha 0.5 --blind-images",
                  place / "images") is None
     assert sorted(p.name for p in (tmp_path / "s").glob("*.parquet")) == [f"pairs-0000{i}.parquet" for i in range(3)]
     rows, wanted = tables(tmp_path / "s"), tables(scored)
@@ -113,7 +113,7 @@ def test_the_parts_of_a_csv_file_are_its_rows_whatever_is_quoted_or_long(tmp_pat
 
 
 def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp_path, capsys):
-    argv = ("--pairs", f"{place}/{{000..001}}.tar", "--out", scored, "--alpha", 0.5, "--top", 0.3, "--out-shards",
+    argv = ("--pairs", f"{place}/{{000..001}}.tar", "--out", scored, "--alpha 0.5 --top 0.3 --out-shards",
             tmp_path / "kept")
     assert score(place, *argv) is None
     rows = [(path.stem, row["key"], row["caption"], row["debiased"]) for path in sorted(scored.glob("*.parquet"))
@@ -132,7 +132,7 @@ def test_the_share_that_is_kept_is_the_best_by_debiased_score(place, scored, tmp
     before = contents(tmp_path / "kept")
     (tmp_path / "kept/001.tar").unlink()
     assert score(place, *argv) is None and contents(tmp_path / "kept") == before
-    complaint = score(place, *argv[:-4], "--top", 0.5, *argv[-2:])
+    complaint = score(place, *argv, "--top 0.5")
     assert "give another --out-shards" in complaint and "\n" not in complaint
 
 
@@ -141,7 +141,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
     (tmp_path / "x").mkdir()
     shard = tmp_path / "x/000.tar"
     shutil.copy(place / "000.tar", shard)
-    argv = ("--out", tmp_path / "s", "--top", 1, "--out-shards", tmp_path / "kept", "--blind-images", place / "images")
+    argv = ("--out", tmp_path / "s", "--top 1 --out-shards", tmp_path / "kept", "--blind-images", place / "images")
     assert score(place, "--pairs", shard, *argv) is None
     before = [contents(tmp_path / folder) for folder in ("s", "kept")]
     table = tmp_path / "s/000.parquet"
@@ -158,7 +158,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
     (tmp_path / "others" / "a.tar").write_bytes(bytes(1024))
     (tmp_path / "others" / "a_stats.json").write_text('{"count": 5, "successes": 4}')  # as img2dataset writes it
     assert "others/a.tar was not written by this command" in score(
-        place, "--pairs", place / "000.tar", "--out", tmp_path / "s2", "--top", 1, "--out-shards", tmp_path / "others",
+        place, "--pairs", place / "000.tar", "--out", tmp_path / "s2", "--top 1 --out-shards", tmp_path / "others",
         "--blind-images", place / "images")
     table.unlink()
     assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--blind-images", place / "images") is None
@@ -167,7 +167,7 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
 def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
     """It is of 256 images of all shards: more shards give another one, and other scores."""
     alone = ("--pairs", place / "000.tar", "--out", tmp_path / "s")
-    assert "give 32 or more by --blind-images" in score(place, *alone, "--top", 1, "--out-shards", tmp_path / "kept")
+    assert "give 32 or more by --blind-images" in score(place, *alone, "--top 1 --out-shards", tmp_path / "kept")
     assert score(place, "--pairs", place / "000.tar", "--out", tmp_path / "plain") is None
     rows = tables(tmp_path / "plain")
     assert {row["score"] is not None for row in rows} and {row["blind"] or row["debiased"] for row in rows} == {None}
@@ -177,7 +177,7 @@ def test_scores_against_other_mean_images_are_not_mixed(place, tmp_path):
 
 
 def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
-    assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top", 1, "--out-shards",
+    assert score(place, "--pairs", place / "pairs.csv", "--out", tmp_path / "s", "--top 1 --out-shards",
                  tmp_path / "kept") is None
     kept = samples(tmp_path / "kept/pairs-00000.tar").values()
     assert [(sample["txt"].decode(), sample["png"]) for sample in kept] == [
@@ -188,7 +188,7 @@ def test_what_a_csv_file_keeps_becomes_shards_too(place, tmp_path):
 def test_a_pair_whose_name_is_no_utf_8_is_kept(place, tmp_path):
     shard = write_tar(tmp_path / "a.tar", {"k\udcff.png": png(1), "k\udcff.txt": b"a star", "k.png": png(2),
                                            "k.txt": b"two stars"})
-    assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
+    assert score(place, "--pairs", shard, "--out", tmp_path / "s", "--top 1 --blind-images", place / "images",
                  "--out-shards", tmp_path / "kept") is None
     kept = members(tmp_path / "kept/a.tar")
     assert [kept[name] for name in kept if name.endswith("png")] == [png(1), png(2)]
@@ -200,7 +200,7 @@ def test_an_image_that_shards_cannot_hold_is_kept_as_a_png(place, tmp_path):
         make_image(1).save(tmp_path / f"a.{kind}")
         rows.append((tmp_path / f"a.{kind}", "a star"))
     write_csv(tmp_path / "p.csv", rows)
-    argv = ("--pairs", tmp_path / "p.csv", "--out", tmp_path / "s", "--top", 1, "--blind-images", place / "images",
+    argv = ("--pairs", tmp_path / "p.csv", "--out", tmp_path / "s", "--top 1 --blind-images", place / "images",
             "--out-shards")
     assert score(place, *argv, tmp_path / "kept") is None
     gif, bmp, jpeg = (data for name, data in members(tmp_path / "kept/p-00000.tar").items()
@@ -226,7 +226,7 @@ def test_a_unit_is_told_by_the_content_of_its_files(place, tmp_path):
     for changes, *argv in (("a.tar", "score", "--pairs", tmp_path / "a.tar", *blind),
                            ("1.bmp", "score", "--pairs", tmp_path / "b.csv", *blind),
                            ("folder/1.bmp", "embed", tmp_path / "folder")):
-        argv += ["--pretrained", place / "run", "--workers", "0", "--out", tmp_path / f"of-{argv[0]}"]
+        argv += ["--pretrained", place / "run", "--workers 0 --out", tmp_path / f"of-{argv[0]}"]
         path = tmp_path / changes
         before, stat = path.read_bytes(), path.stat()
         assert complaint_of(*argv) is None, changes
@@ -244,7 +244,7 @@ def test_mean_images_are_told_by_their_pixels(place, tmp_path):
     assert score(place, *argv) is None
     (tmp_path / "s/000.parquet").rename(tmp_path / "s/other.parquet")
     (tmp_path / "i").rename(tmp_path / "j")
-    assert score(place, *argv[:-1], tmp_path / "j", "--batch-size", 7) is None
+    assert score(place, *argv[:-1], tmp_path / "j", "--batch-size 7") is None
     (tmp_path / "s/000.parquet").unlink()
     (tmp_path / "j/3.png").write_bytes(png(99))
     assert "was made with blind the mean of 40 images" in score(place, *argv[:-1], tmp_path / "j")
@@ -255,8 +255,8 @@ def test_every_row_that_is_left_out_is_named(place, tmp_path):
     rows = [f"{place}/images/{n}.png\t{'' if n == 3 else 'None'}\n" for n in range(40)]
     rows[1] = f"{place}/images/none.png\ta star\n"
     (tmp_path / "p.tsv").write_text("filepath\ttitle\n" + "".join(rows))
-    complaint = complaint_of("score", "--pretrained", place / "run", "--workers", "0", "--pairs", tmp_path / "p.tsv",
-                             "--out", tmp_path / "s")
+    complaint = complaint_of("score", "--pretrained", place / "run", "--workers 0 --pairs", tmp_path / "p.tsv", "--out",
+                             tmp_path / "s")
     first, *named = complaint.split("\n  ")
     assert "2 skipped, all else is written" in first and len(named) == 2, complaint
     assert any("images/none.png" in line for line in named) and f"{place}/images/3.png: no caption" in named

@@ -55,7 +55,7 @@ def test_shards_as_the_data_sets_own_readme_makes_them_have_the_text_in_key_txt(
         content |= {f"k{i}.jpg": make_image(i), f"k{i}.txt": b"" if i == 3 else meta["caption"].encode(),
                     f"k{i}.json": json.dumps(meta).encode()}
     write_tar(tmp_path / "recap/0.tar", content)
-    tool("recap", "--shards", tmp_path / "recap/0.tar", "--pairs", 3, "--out", tmp_path / "out")
+    tool("recap", "--shards", tmp_path / "recap/0.tar", "--pairs 3 --out", tmp_path / "out")
     printed = capsys.readouterr().out
     assert "1 of 1 shards have no re_caption in any KEY.json" in printed
     assert "1 sample left out: no re_caption" in printed
@@ -83,7 +83,7 @@ def test_fewer_pairs_afterwards_leave_the_larger_subset_usable(recap):
 
 def test_a_run_goes_on_where_it_was_interrupted_and_several_jobs_write_the_same(recap):
     whole = contents(draw(recap, 22, "whole"))
-    assert contents(draw(recap, 22, "jobs", "--jobs", "3")) == whole
+    assert contents(draw(recap, 22, "jobs", "--jobs 3")) == whole
     (recap / "whole/00003.tar").unlink()
     kept = times((recap / "whole").glob("*.tar"))
     assert contents(draw(recap, 22, "whole")) == whole

@@ -27,15 +27,14 @@ from open_clip_mdc.scenes.plain import World
 
 
 def test_a_larger_set_begins_with_the_smaller_one(scenes, tmp_path):
-    run_tool(["scenes", "--out", tmp_path / "s", "--num-train", "80", "--num-val", "2", "--num-probe", "2",
-              "--num-pairs", "2"])
+    run_tool(["scenes", "--out", tmp_path / "s", "--num-train 80 --num-val 2 --num-probe 2 --num-pairs 2"])
     small, large = (samples(*sorted(folder.glob("train/*.tar"))) for folder in (tmp_path / "s", scenes))
     assert len(small) == 80 and small == dict(islice(large.items(), 80))
 
 
 def test_a_world_of_one_to_three_objects_has_captions_of_three_lengths_that_are_all_true(tmp_path, capsys):
-    run_tool(["scenes", "--out", tmp_path / "s", "--objects", "1-3", "--size", "48", "--num-train", "90",
-              "--num-val", "30", "--num-probe", "2", "--num-pairs", "9"])
+    run_tool(["scenes", "--out", tmp_path / "s",
+              "--objects 1-3 --size 48 --num-train 90 --num-val 30 --num-probe 2 --num-pairs 9"])
     tokenizer, counts = SimpleTokenizer(bpe_path=str(COMMITTED_BPE)), Counter()
     stored = samples(*tmp_path.glob("s/train/*.tar"), *tmp_path.glob("s/val/*.tar"))
     for sample in stored.values():
@@ -58,8 +57,8 @@ def test_a_world_of_one_to_three_objects_has_captions_of_three_lengths_that_are_
 
 def test_a_concept_is_left_out_of_training_and_has_splits_of_its_own(tmp_path):
     """As few scenes as asked for, the first of the more, each as often as any other."""
-    run_tool(["scenes", "--out", tmp_path / "s", "--without", "yellow star", "--num-train", "60", "--num-val",
-              "12", "--num-probe", "16", "--num-pairs", "8"])
+    run_tool(["scenes", "--out", tmp_path / "s", "--without", "yellow star",
+              "--num-train 60 --num-val 12 --num-probe 16 --num-pairs 8"])
 
     def of(split):
         found = samples(*sorted((tmp_path / "s" / split).glob("*.tar")))
@@ -135,16 +134,15 @@ def test_processes_end_with_the_run_that_started_them_and_so_do_the_locks_that_t
 
 def test_a_process_that_is_killed_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(scenes, "render", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
-    complaint = complaint_of("scenes", "--out", tmp_path / "scenes", "--jobs", 2)
+    complaint = complaint_of("scenes", "--out", tmp_path / "scenes", "--jobs 2")
     assert complaint.startswith("error: a process was killed") and "\n" not in complaint
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_path, capsys):
     out = tmp_path / "deeper/scenes"
-    run_tool([
-        "scenes", "--out", out, "--size", "40", "--objects", "3", "--sizes", "--seed", "7", "--num-train", "20",
-        "--num-val", "3", "--num-probe", "2", "--num-pairs", "2"])
+    run_tool(["scenes", "--out", out,
+              "--size 40 --objects 3 --sizes --seed 7 --num-train 20 --num-val 3 --num-probe 2 --num-pairs 2"])
     pattern = re.search("--train-data '(.+?)'", capsys.readouterr().out)[1]
     shards = expand_urls(pattern)[0]
     assert shards == sorted(map(str, out.glob("train/*.tar")))

@@ -28,14 +28,14 @@ def place(tmp_path_factory, request):
 
 def score(place, *argv) -> str | None:
     """The tool's complaint, None if it has none."""
-    return complaint_of("score", "--pretrained", place / "run", "--captions", place / "captions.txt",
-                        "--device", "cpu", *argv)
+    return complaint_of("score", "--pretrained", place / "run", "--captions", place / "captions.txt", "--device cpu",
+                        *argv)
 
 
-@pytest.mark.parametrize("flags", [(), ("--workers", "0", "--batch-size", "3")], ids=["default", "small batches"])
+@pytest.mark.parametrize("flags", [(), ("--workers 0 --batch-size 3",)], ids=["default", "small batches"])
 def test_every_column_is_the_models(place, tmp_path, flags):
     out = tmp_path / "scores.jsonl"
-    assert score(place, "--images", place / "many", "--out", out, "--alpha", "0.5", *flags) is None
+    assert score(place, "--images", place / "many", "--out", out, "--alpha 0.5", *flags) is None
     rows = json_lines(out)
     assert [(Path(row["image"]).stem, row["caption"]) for row in rows] == [
         (f"{i:02d}", caption) for i in range(40) for caption in CAPTIONS]

@@ -27,10 +27,10 @@ def folder(here) -> Path:
     return here
 
 
-def search(run, *argv, out="found.jsonl", workers=("--workers", "0")) -> list[dict] | str:
+def search(run, *argv, out="found.jsonl", workers="--workers 0") -> list[dict] | str:
     """The rows, or the complaint."""
     model = () if run is None else ("--pretrained", run)
-    said = complaint_of("search", *model, *argv, "--out", out, "--device", "cpu", *workers)
+    said = complaint_of("search", *model, *argv, "--out", out, "--device cpu", workers)
     return said or json_lines(out)
 
 
@@ -50,7 +50,7 @@ def by_hand(run) -> dict[str, dict[str, tuple[float, float]]]:
 
 @pytest.mark.parametrize("alias", ["mdc", "arc"])
 def test_images_come_by_their_likelihood_with_what_they_add_to_no_image(runs, folder, alias, capsys):
-    rows = search(runs / alias, "photos", "s.tar", "@sentences.txt", "--top", "5", "--html", "page.html")
+    rows = search(runs / alias, "photos", "s.tar", "@sentences.txt", "--top 5 --html page.html")
     expected = by_hand(runs / alias)
     assert [(row["sentence"], row["rank"]) for row in rows] == [(s, r) for s in SENTENCES for r in range(1, 6)]
     for sentence in SENTENCES:
@@ -71,7 +71,7 @@ def test_images_come_by_their_likelihood_with_what_they_add_to_no_image(runs, fo
 
 
 def test_a_hostile_name_is_shown_and_not_obeyed(runs, folder):
-    rows = search(runs / "arc", f"photos/{HOSTILE}", "photos/00.png", "a <b>star</b>", "--html", "page.html")
+    rows = search(runs / "arc", f"photos/{HOSTILE}", "photos/00.png", "a <b>star</b>", "--html page.html")
     assert {row["image"] for row in rows} == {f"photos/{HOSTILE}", "photos/00.png"} and "debiased" not in rows[0]
     text = Path("page.html").read_text()
     assert "brackets" not in text and "debiased" not in text  # it has no null image from so few
@@ -80,7 +80,7 @@ def test_a_hostile_name_is_shown_and_not_obeyed(runs, folder):
 
 
 def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypatch):
-    command = (runs / "arc", "photos", "s.tar", "@sentences.txt", "--batch-size", "8")
+    command = (runs / "arc", "photos", "s.tar", "@sentences.txt", "--batch-size 8")
     whole = search(*command, out="whole.jsonl")
     append, left = noted_module.Journal.note, [20]
 
@@ -102,12 +102,12 @@ def test_an_interrupted_search_resumes_and_finds_the_same(runs, folder, monkeypa
     assert len(asked) == 16 and not Path("found.jsonl.part").exists()
 
 
-@pytest.mark.parametrize("alias, by", [("arc", ("--clip", "ViT-Ti-8:clip.pt")), ("mdc", ())])
+@pytest.mark.parametrize("alias, by", [("arc", ("--clip ViT-Ti-8:clip.pt",)), ("mdc", ())])
 def test_a_shortlist_is_chosen_by_clip_or_in_one_pass_and_ordered_by_likelihood(runs, folder, alias, by):
     open_clip_mdc.register()
     torch.manual_seed(0)
     torch.save(open_clip.create_model("ViT-Ti-8").state_dict(), "clip.pt")
-    rows = search(runs / alias, "photos", "s.tar", "@sentences.txt", *by, "--shortlist", "6", "--top", "6")
+    rows = search(runs / alias, "photos", "s.tar", "@sentences.txt", *by, "--shortlist 6 --top 6")
     model, transform, tokenizer = checkpoints.load(*(("clip.pt", "ViT-Ti-8") if by else (str(runs / alias),)))
     images, expected = made_images(transform, 36, 32), by_hand(runs / alias)
     for sentence in SENTENCES:
@@ -123,14 +123,14 @@ def test_a_shortlist_is_chosen_by_clip_or_in_one_pass_and_ordered_by_likelihood(
     assert not list(folder.glob("*.part*"))
 
 
-@pytest.mark.parametrize("more", [(), ("--shortlist", "6")])
+@pytest.mark.parametrize("more", [(), ("--shortlist 6",)])
 def test_kept_tokens_are_those_of_the_images_and_the_tower_does_not_run_again(runs, folder, more, monkeypatch):
     """A second sentence, files that moved, and one more image, which alone is encoded. The null image is kept, too."""
     encoded, tower = [], towers.ViT.tokens
     monkeypatch.setattr(towers.ViT, "tokens", lambda self, image, masked=None: (
         encoded.append(len(image)) or tower(self, image, masked)))
-    more = (*more, "--top", "3")
-    kept = (*more, "--cache-features", "kept", "--batch-size", "8")
+    more = (*more, "--top 3")
+    kept = (*more, "--cache-features kept --batch-size 8")
     plain = search(runs / "mdc", "photos", "s.tar", SENTENCES[0], *more)
     encoded.clear()
     Path("photos", "broken.png").write_bytes(b"no image")
@@ -143,7 +143,7 @@ def test_kept_tokens_are_those_of_the_images_and_the_tower_does_not_run_again(ru
     Path("photos").rename("moved")
     Path("moved", "broken.png").unlink()
     encoded.clear()
-    found = search(runs / "mdc", "moved", "s.tar", SENTENCES[1], *kept, workers=("--workers", "1"))
+    found = search(runs / "mdc", "moved", "s.tar", SENTENCES[1], *kept, workers="--workers 1")
     assert not encoded
     assert names(found) == names(search(runs / "mdc", "moved", "s.tar", SENTENCES[1], *more))
     make_image(99, 32).save("moved/new.png")
