@@ -37,7 +37,7 @@ REPO = Path(__file__).resolve().parent.parent
 VOCAB, LENGTH = 60, 12
 VISION = dict(image_size=32, patch_size=8, width=64, head_width=32, layers=2)
 TEXT = dict(context_length=LENGTH, vocab_size=VOCAB, width=32, heads=2, layers=2)
-SHARED = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared" / "data"))  # real data, which may be missing
+SHARED = Path(os.environ.get("MDC_SHARED_DATA", REPO.parent / "shared/data"))  # real data, which may be missing
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
@@ -122,7 +122,7 @@ def run_folder(folder: Path, model_name: str, seed: int = 1, **model_args) -> Pa
 def write_run(folder: Path, state: dict[str, torch.Tensor], **params) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "params.txt").write_text("".join(f"{k}: {v}\n" for k, v in params.items()))
-    torch.save({"state_dict": state}, folder / "checkpoints" / "epoch_1.pt")
+    torch.save({"state_dict": state}, folder / "checkpoints/epoch_1.pt")
     return folder
 
 
@@ -364,5 +364,5 @@ def write_pairs(shard: Path, table: Path) -> None:
 def csv(scenes, tmp_path_factory):
     """48 scenes as files and a csv of upstream's format."""
     table = tmp_path_factory.mktemp("csv") / "train.csv"
-    write_pairs(scenes / "val" / "00000.tar", table)
+    write_pairs(scenes / "val/00000.tar", table)
     return table

@@ -66,7 +66,7 @@ def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(logs: Path, epoch: int, name="run") -> Path:
-    return logs / name / "checkpoints" / f"epoch_{epoch}.pt"
+    return logs / name / f"checkpoints/epoch_{epoch}.pt"
 
 
 def weights(logs: Path, epoch: int, name="run") -> dict[str, torch.Tensor]:

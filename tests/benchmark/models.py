@@ -34,7 +34,7 @@ def flags_of(runs: Path, dataset: str, root: Path, *more, alias: str = "mdc") ->
 
 def other_weights(runs: Path, file: Path) -> None:
     """Write the captioner `mdc` with another weight."""
-    checkpoint = torch.load(runs / "mdc" / "checkpoints" / "epoch_1.pt")
+    checkpoint = torch.load(runs / "mdc/checkpoints/epoch_1.pt")
     checkpoint["state_dict"]["text.output.weight"][0] += 1
     torch.save(checkpoint, file)
 
@@ -94,9 +94,9 @@ def captioned_webdataset(root: Path, *shards: dict[str, tuple[int | bytes, str]]
             content[f"{key}.txt"] = captions.encode()
             if key in metadata:
                 content[f"{key}.json"] = json.dumps(metadata[key]).encode()
-        write_tar(root / "test" / f"{number}.tar", content)
+        write_tar(root / f"test/{number}.tar", content)
     (root / "dataset_type.txt").write_text("retrieval")
-    (root / "test" / "nshards.txt").write_text(f"{len(shards)}\n")
+    (root / "test/nshards.txt").write_text(f"{len(shards)}\n")
     return root
 
 
@@ -124,7 +124,7 @@ WORDS = ("red", "green", "blue", "yellow", "circle", "square", "star", "triangle
 def order_data(root: Path, images: int = 12) -> Path:
     """ARO's COCO order: a caption of four words an image, and its orders by frozen "perturbations"."""
     from clip_benchmark_ext.selection_datasets import build_dataset
-    rows = [{"image": "val2014/" + picture(root / "val2014" / f"{i}.png", i),
+    rows = [{"image": "val2014/" + picture(root / f"val2014/{i}.png", i),
              "caption": [f"a {WORDS[i % 4]} {WORDS[4 + i % 3]} {WORDS[7 - i % 2]}"]} for i in range(images)]
     write_json(root / "coco_karpathy_test.json", rows)
     pytest.importorskip("nltk")

@@ -99,7 +99,7 @@ def test_a_clip_run_is_evaluated_at_the_image_size_that_it_was_trained_at(scenes
     monkeypatch.setattr(benchmark_run, "load_model", lambda args: loaded.append(load(args)) or loaded[0])
     result = evaluate("--model", name, "--pretrained", tmp_path / "run",
                       "--dataset sugar_crepe/swap_att --dataset_root", scenes / "sugarcrepe")
-    assert result["pretrained"] == str(tmp_path / "run" / "checkpoints" / "epoch_1.pt")
+    assert result["pretrained"] == str(tmp_path / "run/checkpoints/epoch_1.pt")
     (model, transform, _), = loaded
     image = transform(make_image(0))
     assert image.shape == (3, 32, 32)
@@ -110,7 +110,7 @@ def test_a_clip_run_is_evaluated_at_the_image_size_that_it_was_trained_at(scenes
 def test_a_shard_that_was_cut_off_is_named_and_nothing_is_measured(runs, scenes, tmp_path, workers):
     """Cut between two samples, upstream takes it for a whole one and measures half."""
     folder = shutil.copytree(scenes / "probe", tmp_path / "probe")
-    shard = folder / "test" / "0.tar"
+    shard = folder / "test/0.tar"
     shard.write_bytes(tar([*members(shard).items()][:30])[:-1024])
     with pytest.raises(SystemExit) as error:
         evaluate(*flags_of(runs, "wds/probe", folder, "--num_workers", workers))

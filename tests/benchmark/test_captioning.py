@@ -100,7 +100,7 @@ def test_of_several_drawn_captions_the_first_is_scored_and_their_diversity_is_me
     assert texts(saved)[2:4] == [said[0], said[3]]
     expected, of_images = diversity.metrics(saved["samples"], {"a red square"})
     assert {name: metrics[name] for name in expected} == expected and metrics["novel_captions"] == 1
-    items = read_json(tmp_path / "items" / "result.json")["values"]
+    items = read_json(tmp_path / "items/result.json")["values"]
     assert {name: items[name] for name in of_images} == of_images and metrics["samples"] == 3
     if alias == "mdc":
         assert metrics["mean_tokens"] == 4

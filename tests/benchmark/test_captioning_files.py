@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 def test_a_result_is_of_the_contents_of_the_files_that_helped(runs, data, tmp_path, option, given):
     """The CLIP that helps or scores is trained again under the same name, as a file or in its run folder."""
     name, weights = save_clip(tmp_path)
-    file = tmp_path / "run" / "checkpoints" / "epoch_1.pt"
+    file = tmp_path / "run/checkpoints/epoch_1.pt"
     file.parent.mkdir(parents=True)
     file.write_bytes(Path(weights).read_bytes() if option != "--train_captions" else b"a cat\n")
     given = tmp_path / given
@@ -101,7 +101,7 @@ def test_a_decoding_that_was_stopped_goes_on(runs, data, tmp_path, monkeypatch, 
         patch.setattr(Captioner, "generate", interrupted)
         with pytest.raises(SystemExit, match="interrupted"):
             evaluate(*flags(runs, data))
-    part = tmp_path / "captions" / "result.json.part0"
+    part = tmp_path / "captions/result.json.part0"
     with part.open("a") as file:
         file.write('{"batch": 3, "ids": ["key6"], "capt')  # broken off
     if other_process:
@@ -158,7 +158,7 @@ def test_a_key_that_comes_again_gets_a_number_that_no_other_has():
 def test_cocos_results_are_written_on_request_and_refused_before_decoding_where_there_are_no_numbers(
         runs, data, tmp_path, monkeypatch):
     for i in (70, 8, 9):
-        picture(tmp_path / "val2014" / f"{i}.jpg", i)
+        picture(tmp_path / f"val2014/{i}.jpg", i)
     karpathy(tmp_path, [(i, "a cat") for i in (70, 8, 9)])
     coco = ("--save_coco_results {dataset}-results.json",)
     _, saved = evaluate(*flags(runs, tmp_path, dataset="mscoco_captions"), "--caption_length 3", *coco)

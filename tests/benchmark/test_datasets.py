@@ -39,7 +39,7 @@ def test_sugar_crepe_is_read_in_each_layout_with_gaps_in_its_keys(tmp_path, belo
 def test_rows_with_image_restricts_the_set_and_the_number_left_out_is_told(tmp_path, caplog):
     sugar_crepe(tmp_path, keys=[str(i) for i in range(5)])
     write_json(tmp_path / "rows_with_image.json", {"swap_obj": ["3", "1"]})
-    (tmp_path / "val2017" / "000000000000.png").unlink()
+    (tmp_path / "val2017/000000000000.png").unlink()
     dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
     assert [case.key for case in dataset.cases] == ["3", "1"]
     assert dataset.facts == {"cases_left_out": 3}
@@ -48,7 +48,7 @@ def test_rows_with_image_restricts_the_set_and_the_number_left_out_is_told(tmp_p
 
 def test_missing_images_are_counted_and_the_place_is_named(tmp_path):
     sugar_crepe(tmp_path)
-    (tmp_path / "val2017" / "000000000001.png").unlink()
+    (tmp_path / "val2017/000000000001.png").unlink()
     message = refused(FileNotFoundError, build_dataset, "sugar_crepe/swap_obj", tmp_path)
     for words in ("1 of 3 rows have no image", str(tmp_path / "val2017"), "000000000001.png", "val2017.zip"):
         assert words in message
@@ -96,7 +96,7 @@ def test_files_of_another_format_are_refused_with_the_row(tmp_path, content, mes
 
 def test_a_broken_image_is_named(tmp_path):
     sugar_crepe(tmp_path)
-    (tmp_path / "val2017" / "000000000000.png").write_bytes(b"not an image")
+    (tmp_path / "val2017/000000000000.png").write_bytes(b"not an image")
     dataset = build_dataset("sugar_crepe/swap_obj", tmp_path)
     with pytest.raises(ValueError, match="000000000000.png"):
         dataset[0]
@@ -110,7 +110,7 @@ def test_aro_visual_genome_cuts_the_box_and_puts_the_true_caption_first(tmp_path
     image = Image.new("RGB", (16, 12), (0, 0, 255))
     image.paste((255, 0, 0), (4, 2, 12, 8))
     (tmp_path / "images").mkdir()
-    image.save(tmp_path / "images" / "1.png")
+    image.save(tmp_path / "images/1.png")
     row = {"image_path": "1.png", "bbox_x": 4, "bbox_y": 2, "bbox_w": 8, "bbox_h": 6, "true_caption": "the dog on a",
            "false_caption": "a on the dog", "relation_name": "to the left of", "attributes": ["red", "big"]}
     write_json(tmp_path / file, [row, row | {"bbox_x": 0.4, "bbox_w": 3.7}])
@@ -123,7 +123,7 @@ def test_aro_visual_genome_cuts_the_box_and_puts_the_true_caption_first(tmp_path
 
 def test_winoground_stacks_two_images_and_keeps_captions_in_the_order_of_the_images(tmp_path):
     for image, color in (("ex_0_img_0", (255, 0, 0)), ("ex_0_img_1", (0, 0, 255))):
-        save_image(tmp_path / "images" / f"{image}.png", color)
+        save_image(tmp_path / f"images/{image}.png", color)
     line = {"id": 0, "image_0": "ex_0_img_0", "image_1": "ex_0_img_1", "caption_0": "red on blue",
             "caption_1": "blue on red", "collapsed_tag": "Object"}
     (tmp_path / "examples.jsonl").write_text(json.dumps(line) + "\n\n")
@@ -139,7 +139,7 @@ def test_winoground_stacks_two_images_and_keeps_captions_in_the_order_of_the_ima
 
 
 def test_valse_keeps_rows_that_two_annotators_confirmed(tmp_path):
-    save_image(tmp_path / "images" / "v7w_1.png", 9, "L")
+    save_image(tmp_path / "images/v7w_1.png", 9, "L")
     rows = {f"row{votes}": {"image_file": "v7w_1.png", "caption": "There are no dogs.", "foil": "There are dogs.",
                             "mturk": {"caption": votes, "foil": 3 - votes, "other": 0}} for votes in range(4)}
     write_json(tmp_path / "existence.json", rows)

@@ -334,7 +334,7 @@ def test_a_finished_file_is_not_swept_away_by_another_that_begins_to_write_it(tm
 def test_webdatasets_differ_by_split_and_transform_but_not_by_batch_size():
     def about(split="train", size=32, batch_size=8):
         transform = open_clip.image_transform(size, is_train=False)
-        stream = build_dataset("wds/cifar10", root=str(SHARED / "probe" / "cifar10"), transform=transform, split=split)
+        stream = build_dataset("wds/cifar10", root=str(SHARED / "probe/cifar10"), transform=transform, split=split)
         return describe_data(DataLoader(stream.batched(batch_size), batch_size=None))
 
     assert about() == about(batch_size=16)

@@ -222,7 +222,7 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
             writer.write({"__key__": f"{i:02d}", "png": png(i), "txt": CAPTION_SEPARATOR.join(captions)})
     argv = ("score", *flags[:4], "--pairs", tmp_path / "pairs.tar", "--alpha 0.5 --workers 0")
     assert complaint_of(*argv, "--precision bf16 --out", tmp_path / "scores") is None
-    table = pd.read_parquet(tmp_path / "scores" / "pairs.parquet")
+    table = pd.read_parquet(tmp_path / "scores/pairs.parquet")
     score, blind, debiased = (table[name].to_numpy().reshape(40, 5) for name in ("score", "blind", "debiased"))
     for suffix, scores in (("", score), ("_blind", blind), ("_debiased", debiased)):
         assert selected[f"text_acc{suffix}"] == pytest.approx(np.mean(scores.argmax(1) == 0))
@@ -238,7 +238,7 @@ def test_pairs_get_the_scores_that_a_selection_compares(kind, tmp_path):
                         "--captions captions.txt --out all.csv --workers 0") is None
     rows = pd.read_csv("all.csv")
     assert len(rows) == 120 and {token["token"] for token in json.loads(rows["tokens"][0])} > {"<end>"}
-    image = transform(decode_image(data / "val2014" / "0.png"))
+    image = transform(decode_image(data / "val2014/0.png"))
     assert rows["score"][:3].tolist() == pytest.approx(
         log_likelihood(model, image[None], tokenizer(CAPTIONS)[None])[0].tolist(), rel=1e-4)
 

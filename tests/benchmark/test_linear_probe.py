@@ -154,7 +154,7 @@ def test_the_search_finds_any_single_peak_with_at_most_15_trainings():
 
 
 def test_a_saved_probe_gives_the_accuracy_that_was_reported(tmp_path):
-    path = tmp_path / "probes" / "mine.safetensors"
+    path = tmp_path / "probes/mine.safetensors"
     result = run(tmp_path, save_clf=str(path))
     probe = load_file(path)
     assert {name: tuple(t.shape) for name, t in probe.items()} == {"weight": (8, 16), "bias": (8,)}

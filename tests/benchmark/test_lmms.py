@@ -15,7 +15,7 @@ from clip_benchmark_ext.lmms.questions import asks_for_caption, statement
 from clip_benchmark_ext.metrics.caption_metrics import score_captions
 from open_clip_mdc.integration.pretrained import load
 
-TASKS = REPO / "clip_benchmark_ext" / "lmms" / "tasks"
+TASKS = REPO / "clip_benchmark_ext/lmms/tasks"
 THINGS = ("a dog", "an umbrella", "a red bus", "a man on a bench")
 CAPTIONS = "a dog runs in the grass .", "two men on a street .", "a red bus .", "a girl in a blue shirt ."
 
@@ -85,8 +85,8 @@ def evaluate(here, monkeypatch):
     from lmms_eval.tasks import TaskManager
     pope, choices = [], []
     for i in range(40):
-        picture(here / "photos" / f"{i}.png", i)
-        (here / "photos" / f"{i}.txt").write_text(f"{CAPTIONS[i % 4]}\na picture of {i}")
+        picture(here / f"photos/{i}.png", i)
+        (here / f"photos/{i}.txt").write_text(f"{CAPTIONS[i % 4]}\na picture of {i}")
         pope.append({"question_id": i, "image": f"{i}.png", "text": f"Is there {THINGS[i % 4]} in the image?",
                      "label": ("yes", "no")[i % 2]})
         choices.append({"image": f"{i}.png", "captions": CAPTIONS, "answer": i % 4})
@@ -94,7 +94,7 @@ def evaluate(here, monkeypatch):
     monkeypatch.chdir("data")
     (here / "photos").rename("images")
     for name, rows in (("pope", pope), ("choices", choices)):
-        (here / "data" / f"{name}.json").write_text("\n".join(map(json.dumps, rows)))
+        (here / f"data/{name}.json").write_text("\n".join(map(json.dumps, rows)))
 
     def evaluated(task: str, arguments: str, tasks=TASKS, **options) -> tuple[dict, list]:
         found = simple_evaluate("open_clip_mdc", f"pretrained=photo,{arguments}", tasks=[task], batch_size=7,

@@ -37,7 +37,7 @@ TOKENIZED = {  # by the rules of the Penn Treebank
 def fake_java(monkeypatch, tmp_path):
     """Put a script in place of Java. $REAL is the real Java and $@ its arguments."""
     def make(script: str) -> None:
-        path = tmp_path / "bin" / "java"
+        path = tmp_path / "bin/java"
         path.parent.mkdir()
         path.write_text(f"#!/bin/sh\nREAL={shutil.which('java')}\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)

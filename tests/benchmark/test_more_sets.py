@@ -71,7 +71,7 @@ def colorswap(root: Path) -> None:
     def image(i: int, side: int) -> str:
         return "images/" + picture(root / f"data/images/img_{i}_{side + 1}.png", 2 * i + side)
 
-    write_json(root / "data" / "test.json", [
+    write_json(root / "data/test.json", [
         {"id": i, "caption_1": true, "caption_2": false, "image_source": "midjourney", "image_1": image(i, 0),
          "image_2": image(i, 1)} for i, true, false in PAIRS])
 

@@ -58,12 +58,12 @@ def test_nothing_is_fetched_or_written_for_any_of_clip_benchmarks_sets(root, tmp
 
 
 def test_a_whole_set_is_read_and_programs_start_again_afterwards(tmp_path):
-    picture(tmp_path / "coco" / "val2014" / "1.jpg", 0)
+    picture(tmp_path / "coco/val2014/1.jpg", 0)
     write_json(tmp_path / "captions.json", {
         "images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"id": 1, "image_id": 1, "caption": "a star"}]})
     dataset = built("mscoco_captions", "coco", "captioning", lambda image: image.size, annotation_file="captions.json")
     assert list(dataset) == [((40, 40), ["a star"])]
-    (tmp_path / "coco" / "new").mkdir()
+    (tmp_path / "coco/new").mkdir()
 
 
 # ---- own class folders
@@ -86,8 +86,8 @@ PROBE = "--task linear_probe --fewshot_epochs 2 --fewshot_lr 0.1 --fewshot_k -1"
 
 def test_class_folders_are_probed_and_classified(photos, runs):
     for split in ("train", "val"):
-        (photos / split / "dog" / "0.jpg").rename(photos / split / "dog" / "0.JFIF")
-        (photos / split / "owl" / "._0.jpg").write_bytes(b"of macOS")
+        (photos / split / "dog/0.jpg").rename(photos / split / "dog/0.JFIF")
+        (photos / split / "owl/._0.jpg").write_bytes(b"of macOS")
         (photos / split / ".thumbnails").mkdir()
     probed = evaluate(runs, "folder", photos, PROBE)
     assert probed["dataset"] == "folder" and 0 <= probed["metrics"]["lp_acc1"] <= 1
@@ -112,22 +112,22 @@ def test_class_folders_are_probed_and_classified(photos, runs):
 @pytest.mark.parametrize("name", ["folder", "imagenet1k-unverified"])
 def test_splits_of_other_classes_are_refused(photos, runs, name):
     """Their labels are the folders' places in the alphabet."""
-    shutil.rmtree(photos / "val" / "dog")
+    shutil.rmtree(photos / "val/dog")
     complaint = evaluate(runs, name, photos, PROBE)
     assert "test and train have different classes" in complaint and "'dog' is only in train" in complaint
-    picture(photos / "val" / "dogs" / "0.png", 0)
+    picture(photos / "val/dogs/0.png", 0)
     assert "different classes" in evaluate(runs, name, photos, PROBE)
 
 
 @pytest.mark.parametrize("name, empty", [("folder", True), ("imagenet1k-unverified", False)])
 def test_folders_that_are_added_as_the_message_says_are_read(photos, runs, name, empty, capsys, caplog):
-    shutil.rmtree(photos / "val" / "dog")
+    shutil.rmtree(photos / "val/dog")
     flags = (name, photos, PROBE)
     said = evaluate(runs, *flags)
     assert ("if need be empty" in said) is empty and ("with an image each" in said) is not empty
-    (photos / "val" / "dog").mkdir()
+    (photos / "val/dog").mkdir()
     if not empty:
-        picture(photos / "val" / "dog" / "0.png", 0)
+        picture(photos / "val/dog/0.png", 0)
     result = evaluate(runs, *flags)
     assert 0 <= result["metrics"]["lp_acc1"] <= 1
     assert ("val has no image of dog" in caplog.text) is empty
@@ -152,7 +152,7 @@ def test_a_folder_with_train_alone_is_split_once_with_the_seed(photos, runs, cap
     assert sorted(build("train", seed=0).samples + build("test", seed=0).samples) == build("train").samples
     assert "no folder val in" in evaluate(runs, *flags, PROBE, "--val_split val")
     assert len(evaluate(runs, *flags, "--split train --scorer parallel")["of_classes"]) == 3
-    for path in (photos / "train" / "owl").glob("[1-9].jpg"):
+    for path in (photos / "train/owl").glob("[1-9].jpg"):
         path.unlink()
     assert "is too small to be both train and test" in evaluate(runs, *flags, PROBE)
 

@@ -80,7 +80,7 @@ def test_our_flags_are_in_the_default_name_so_that_nothing_is_overwritten(runs, 
 
 
 def test_a_result_of_other_weights_under_the_same_path_or_without_settings_is_made_again(runs, data, tmp_path):
-    weights = Path(shutil.copy(runs / "mdc" / "checkpoints" / "epoch_1.pt", tmp_path))
+    weights = Path(shutil.copy(runs / "mdc/checkpoints/epoch_1.pt", tmp_path))
     command = flags_of(runs, *SELECTION, data, "--model MDC-ViT-Ti-8 --pretrained", weights)
     saved, kept = evaluate(*command), Path("result.json").read_text()
     assert skipped(*command)

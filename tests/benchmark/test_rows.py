@@ -26,46 +26,46 @@ def write(path: Path, *lines: object) -> None:
 
 def docci(root):
     write(root / "docci_descriptions.jsonlines", *(
-        {"example_id": f"{split}_{i}", "split": split, "image_file": picture(root / "images" / f"{split}_{i}.jpg", i),
+        {"example_id": f"{split}_{i}", "split": split, "image_file": picture(root / f"images/{split}_{i}.jpg", i),
          "description": text} for split in ("test", "train") for i, text in enumerate(TEXTS)))
 
 
 def dci(root):
     for i, text in enumerate(TEXTS):
-        image, (first, *rest) = "sa/" + picture(root / "photos" / f"sa_{i}.jpg", i), text.split()
-        write(root / "complete" / f"{i}.json", {"image": image, "short_caption": first, "extra_caption": " ".join(rest),
+        image, (first, *rest) = "sa/" + picture(root / f"photos/sa_{i}.jpg", i), text.split()
+        write(root / f"complete/{i}.json", {"image": image, "short_caption": first, "extra_caption": " ".join(rest),
                                                 "mask_data": {}})
-    write(root / "complete" / "9.json", {"image": "absent.jpg"})
+    write(root / "complete/9.json", {"image": "absent.jpg"})
     write(root / "splits.json", {"train": ["9.json"], "test": [f"{i}.json" for i in range(4)], "valid": []})
 
 
 def iiw(root):
-    write(root / "IIW-400" / "data.jsonl", *(
-        {"image/key": picture(root / "images_aar" / f"aar_{i}.jpg", i).removesuffix(".jpg"), "IIW": text, "IIW-P5B": ""}
+    write(root / "IIW-400/data.jsonl", *(
+        {"image/key": picture(root / f"images_aar/aar_{i}.jpg", i).removesuffix(".jpg"), "IIW": text, "IIW-P5B": ""}
         for i, text in enumerate(TEXTS)))
 
 
 def urban1k(root):
     for i, text in enumerate(TEXTS, 1):
-        write(root / "Urban1k" / "caption" / f"{i}.txt", text + "\n")
-        picture(root / "Urban1k" / "image" / f"{i}.jpg", i - 1)
+        write(root / f"Urban1k/caption/{i}.txt", text + "\n")
+        picture(root / f"Urban1k/image/{i}.jpg", i - 1)
 
 
 def nocaps(root):
     write(root / "nocaps_val_4500_captions.json", {
-        "images": [{"id": i, "file_name": picture(root / "images" / f"00{i}ea.jpg", i),
+        "images": [{"id": i, "file_name": picture(root / f"images/00{i}ea.jpg", i),
                     "domain": ("in-domain", "out-domain")[i % 2]} for i in range(4)],
         "annotations": [{"id": j, "image_id": j % 4, "caption": TEXTS[j % 4]} for j in range(8)]})
 
 
 def voc2007_official(root):
-    main = root / "VOCdevkit" / "VOC2007" / "ImageSets" / "Main"
+    main = root / "VOCdevkit/VOC2007/ImageSets/Main"
     for split, count in ("test", 6), ("train", 8), ("val", 8):
         for number, label in enumerate(VOC):
             signs = [1 if i % 4 == number % 4 else 0 if (i + number) % 7 == 0 else -1 for i in range(count)]
             write(main / f"{label}_{split}.txt", *(f"{split}{i:04d} {sign:2d}" for i, sign in enumerate(signs)))
         write(main / f"{split}.txt", *(
-            picture(main.parents[1] / "JPEGImages" / f"{split}{i:04d}.jpg", i)[:-4] for i in range(count)))
+            picture(main.parents[1] / f"JPEGImages/{split}{i:04d}.jpg", i)[:-4] for i in range(count)))
 
 
 def evaluate(runs, dataset, *flags) -> dict:
@@ -93,7 +93,7 @@ def test_domains_of_nocaps_are_captioned_and_scored_apart(runs, tmp_path):
     result = evaluate(runs, "nocaps", "--task captioning --save_coco_results", tmp_path / "coco.json")
     metrics = result["metrics"]
     assert metrics["images"] == 4 and metrics["in-domain/images"] == metrics["out-domain/images"] == 2
-    saved = read_json(tmp_path / "captions" / "result.json")
+    saved = read_json(tmp_path / "captions/result.json")
     assert list(saved["captions"]) == ["0", "1", "2", "3"] and saved["filenames"]["1"] == "001ea.jpg"
     assert [row["image_id"] for row in read_json(tmp_path / "coco.json")] == [0, 1, 2, 3]
     from clip_benchmark_ext.metrics.caption_metrics import score_captions
@@ -114,7 +114,7 @@ def test_voc2007_leaves_out_what_is_in_doubt(tmp_path):
     voc2007_official(tmp_path)
     images = build_dataset("voc2007_official", tmp_path, lambda image: image.size)
     assert [target[:8].tolist() for _, target in images][:2] == [[1, 0, 0, 0, 1, 0, 0, -1], [0, 1, 0, 0, 0, 1, -1, 0]]
-    write(tmp_path / "VOCdevkit" / "VOC2007" / "ImageSets" / "Main" / "dog_test.txt", "test0000 2\n")
+    write(tmp_path / "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", "test0000 2\n")
     with pytest.raises(ValueError, match="Main/\\*_test.txt is not an image and 1, -1 or 0"):
         build_dataset("voc2007_official", tmp_path, None)
 
@@ -166,7 +166,7 @@ OWN = {
 
 
 def test_data_sets_of_a_file_of_yours_are_evaluated(runs, tmp_path):
-    data, names = tmp_path / "data", [picture(tmp_path / "data" / f"{i}.png", i) for i in range(4)]
+    data, names = tmp_path / "data", [picture(tmp_path / f"data/{i}.png", i) for i in range(4)]
     write(data / "pairs.csv", "image,right,wrong", *(f"{name},a dog,a cat" for name in names))
     write(data / "sea-test.jsonl", *({"image": name, "texts": TEXTS[:2]} for name in names))
     write(data / "birds.csv", "image,kind,split", *(
@@ -191,7 +191,7 @@ def test_data_sets_of_a_file_of_yours_are_evaluated(runs, tmp_path):
 
 
 def test_a_reader_of_a_plug_in_is_a_row_too(runs, tmp_path):
-    image = tmp_path / "data" / picture(tmp_path / "data" / "0.png", 0)
+    image = tmp_path / "data" / picture(tmp_path / "data/0.png", 0)
     (tmp_path / "my_set.py").write_text(
         "from clip_benchmark_ext.datasets.readers import Case\n"
         "from clip_benchmark_ext.selection_datasets import PAIRS, ROWS, Row\n"

@@ -89,7 +89,7 @@ def swap_captions(path: Path) -> None:
 
 def sugar_crepe(root: Path) -> Path:
     for i in range(4):
-        picture(root / "val2017" / f"{i}.bmp", i)
+        picture(root / f"val2017/{i}.bmp", i)
     write_json(root / "swap_att.json", {str(i): {
         "filename": f"{i}.bmp", "caption": f"a red dog {i}", "negative_caption": f"a dog red {i}"} for i in range(4)})
     return root

@@ -78,9 +78,9 @@ def voc(root: Path) -> Path:
     for folder in ("SegmentationClass", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True)
     for split, name in (("train", "2007_a"), ("val", "2007_b")):
-        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text(name + "\n")
-        picture(root / "JPEGImages" / f"{name}.jpg", 1)
-        (root / "SegmentationClass" / f"{name}.png").write_bytes(mask_png(np.where(np.eye(40), 255, 20), "P"))
+        (root / f"ImageSets/Segmentation/{split}.txt").write_text(name + "\n")
+        picture(root / f"JPEGImages/{name}.jpg", 1)
+        (root / f"SegmentationClass/{name}.png").write_bytes(mask_png(np.where(np.eye(40), 255, 20), "P"))
     return root
 
 

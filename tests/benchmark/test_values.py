@@ -170,7 +170,7 @@ def test_captions_that_are_cut_are_counted_where_a_data_set_has_them_and_refused
     """Cut, these two are equal, and the case is a tie. SugarCrepe has one that the scenes' vocabulary cuts."""
     long = "red " * 90
     for i in range(2):
-        picture(tmp_path / "images" / f"{i}.png", i)
+        picture(tmp_path / f"images/{i}.png", i)
     write_json(tmp_path / "examples.jsonl", {
         "id": 7, "image_0": "0", "image_1": "1", "caption_0": f"{long}star", "caption_1": f"{long}circle"})
     metrics = evaluate(*flags_of(runs, "winoground", tmp_path))["metrics"]

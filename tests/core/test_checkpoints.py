@@ -16,7 +16,7 @@ from open_clip_mdc.data.fingerprint import fingerprint
 from open_clip_mdc.integration import checkpoints
 from open_clip_mdc.integration.factory import OpenCLIPCaptioner as Captioner
 
-OLD_WEIGHTS = read_json(Path(__file__).parent / "fixtures" / "weights_0.1.json")
+OLD_WEIGHTS = read_json(Path(__file__).parent / "fixtures/weights_0.1.json")
 
 
 @pytest.mark.parametrize("name", ["MDC-ViT-Ti-8", "ARC-ViT-Ti-8"])

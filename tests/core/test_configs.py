@@ -8,7 +8,7 @@ from conftest import read_json
 import open_clip_mdc
 from open_clip_mdc.integration import configs
 
-OLD = read_json(Path(__file__).parent / "fixtures" / "configs_0.1.json")  # the rows of the paper
+OLD = read_json(Path(__file__).parent / "fixtures/configs_0.1.json")  # the rows of the paper
 PREFIXES = ("MDC-", "ARC-", "CapPa-")
 
 

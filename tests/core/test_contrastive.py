@@ -172,10 +172,10 @@ def trained(scenes, tmp_path_factory):
     """Five epochs of 512 scenes, broken off after four and resumed in another folder."""
     logs = tmp_path_factory.mktemp("contrastive")
     flags = ("--dataset-type webdataset --batch-size 64 --lr 2e-3 --warmup 10 --epochs 5 --val-data",
-             scenes / "val" / "00000.tar")
-    where = dict(data=scenes / "train" / "{00000..00007}.tar", logs=logs, model=MODEL, workers="1")
+             scenes / "val/00000.tar")
+    where = dict(data=scenes / "train/{00000..00007}.tar", logs=logs, model=MODEL, workers="1")
     open_clip_train(*flags, **where)
-    open_clip_train(*flags, "--resume", logs / "run" / "checkpoints" / "epoch_4.pt", name="resumed", **where)
+    open_clip_train(*flags, "--resume", logs / "run/checkpoints/epoch_4.pt", name="resumed", **where)
     return logs
 
 
@@ -183,7 +183,7 @@ def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
     for kind in ("Caption_loss", "Contrastive_loss"):
         values = losses(trained, kind=kind)
         assert values[-1] < 0.7 * values[0]
-    rows = json_lines(trained / "run" / "checkpoints" / "results.jsonl")
+    rows = json_lines(trained / "run/checkpoints/results.jsonl")
     assert rows[-1]["nelbo_per_token"] < rows[0]["nelbo_per_token"]
     assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3
     assert equal(weights(trained, 5), weights(trained, 5, "resumed"))
@@ -193,7 +193,7 @@ def test_both_losses_fall_and_a_resumed_run_is_the_unbroken_one(trained):
 def test_tasks_of_clip_benchmark_run_by_cosine_and_by_likelihood(trained, scenes, tmp_path, clip_benchmark):
     """The probe has 16 classes, so chance is 6 %. Of 64 images ten are 16 %."""
     pairs = captioned_webdataset(tmp_path / "pairs", {})
-    shutil.copy(scenes / "val" / "00000.tar", pairs / "test" / "0.tar")
+    shutil.copy(scenes / "val/00000.tar", pairs / "test/0.tar")
     jobs = {
         "zeroshot_classification": ("wds/probe", scenes / "probe"),
         "image_caption_selection": ("sugar_crepe/swap_att", scenes / "sugarcrepe"),

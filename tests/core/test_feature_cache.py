@@ -47,7 +47,7 @@ def counted(tmp_path, flags: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def data(scenes):
-    return str(scenes / "train" / "{00000..00003}.tar")
+    return str(scenes / "train/{00000..00003}.tar")
 
 
 FLAGS = "--dataset-type webdataset --batch-size 8 --train-num-samples 64 --epochs 2 --lock-image --seed 3"

@@ -18,7 +18,7 @@ FOUR = (*FLAGS, "--epochs", EPOCHS)
 
 @pytest.fixture(scope="module")
 def data(scenes):
-    return str(scenes / "train" / "{00000..00003}.tar")
+    return str(scenes / "train/{00000..00003}.tar")
 
 
 @pytest.fixture(scope="module")

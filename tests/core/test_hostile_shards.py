@@ -26,7 +26,7 @@ def benchmark_samples(root) -> list:
     open_clip_mdc.unregister()
     open_clip_mdc.register(table=BENCHMARK)
     (root / "test").mkdir(parents=True, exist_ok=True)
-    (root / "test" / "nshards.txt").write_text("1")
+    (root / "test/nshards.txt").write_text("1")
     for name in ("classnames", "zeroshot_classification_templates"):
         (root / f"{name}.txt").write_text("a\nb")
     return list(built("wds/x", root, "linear_probe", lambda image: image.size, batch_size=2))
@@ -40,7 +40,7 @@ def test_a_shard_that_is_called_as_a_command_is_opened_as_the_file_that_it_is(he
         assert len(training_samples(COMMAND, is_train)) >= 1
     root = here / "pipe:touch PWNED;echo "
     (root / "test").mkdir(parents=True)
-    (root / "test" / "0.tar").write_bytes(tar({"0.png": png(1), "0.cls": b"0"}))
+    (root / "test/0.tar").write_bytes(tar({"0.png": png(1), "0.cls": b"0"}))
     assert len(benchmark_samples(root.relative_to(here))) == 1
     assert not os.path.exists("PWNED")
 
@@ -48,7 +48,7 @@ def test_a_shard_that_is_called_as_a_command_is_opened_as_the_file_that_it_is(he
 def test_what_a_task_does_not_read_is_not_decoded(here):
     """webdataset reads KEY.pyd by pickle."""
     (here / "test").mkdir()
-    (here / "test" / "0.tar").write_bytes(tar({
+    (here / "test/0.tar").write_bytes(tar({
         "0.png": png(1), "0.cls": b"3", "0.json": b"{}", "0.pyd": b"cos\nsystem\n(S'touch PWNED'\ntR.",
         "0.txt.gz": b"no gzip"}))
     assert [label for _, label in benchmark_samples(here)] == [3]

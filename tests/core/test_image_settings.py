@@ -41,7 +41,7 @@ def test_weights_bring_the_preparation_of_images_that_lies_beside_them(tmp_path,
                                                         force_image_size=64)
     assert other.visual.preprocess_cfg["mean"] == (0, 0, 0) and other.visual.preprocess_cfg["std"] == TOLD["std"]
     assert f"{path} was trained on images of 32x32 pixels, and this model takes 64x64: --force" in caplog.text
-    epoch = run_folder(tmp_path / "run", "MDC-ViT-Ti-8", image_mean=TOLD["mean"]) / "checkpoints" / "epoch_1.pt"
+    epoch = run_folder(tmp_path / "run", "MDC-ViT-Ti-8", image_mean=TOLD["mean"]) / "checkpoints/epoch_1.pt"
     model = open_clip.create_model("MDC-ViT-Ti-8", str(epoch))
     assert model.visual.preprocess_cfg["mean"] == TOLD["mean"]
     epoch.rename(tmp_path / "alone.pt")
@@ -95,6 +95,6 @@ def test_a_run_of_a_model_from_a_folder_says_a_line_that_can_be_pasted(tmp_path)
 ])
 def test_what_lies_beside_weights_and_is_damaged_is_one_line(content, said, tmp_path):
     file = export(tmp_path / "export")
-    (tmp_path / "export" / "open_clip_config.json").write_text(content)
+    (tmp_path / "export/open_clip_config.json").write_text(content)
     line = refused(ValueError, open_clip.create_model, "MDC-ViT-Ti-8", str(file))
     assert said in line and "open_clip_config.json" in line

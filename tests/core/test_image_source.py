@@ -151,7 +151,7 @@ def test_clip_of_transformers(tmp_path, with_text):
     else:
         model = vision = random(transformers.CLIPVisionModel(config))
     model.save_pretrained(tmp_path / "clip")
-    write_json(tmp_path / "clip" / "preprocessor_config.json",
+    write_json(tmp_path / "clip/preprocessor_config.json",
                {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]})
     image = images(2, 32)
     vision = getattr(vision, "vision_model", vision)
@@ -161,7 +161,7 @@ def test_clip_of_transformers(tmp_path, with_text):
     assert_gives(captioner, expected, image)
     assert captioner.visual.preprocess_cfg["mean"] == [0.1, 0.2, 0.3]
     assert tuple(transform.transforms[-1].std) == (0.4, 0.5, 0.6)
-    (tmp_path / "clip" / "config.json").unlink()
+    (tmp_path / "clip/config.json").unlink()
     alone = create("MDC-tiny-quickgelu", tmp_path / "clip")
     assert_gives(alone, expected, image)
     assert alone.visual.preprocess_cfg["mean"] == [0.1, 0.2, 0.3]
@@ -212,7 +212,7 @@ def test_a_run_and_an_export_of_ours(tmp_path):
     expected = trained.encode_image_tokens(image)
     run_tool(["export", "--pretrained", str(run), "--out", str(tmp_path / "out")])
     for source in (run, checkpoint(tmp_path, 1), tmp_path / "out", f"local-dir:{tmp_path / 'out'}",
-                   tmp_path / "out" / "model.safetensors", tmp_path / "out" / "clip_vision_model"):
+                   tmp_path / "out/model.safetensors", tmp_path / "out/clip_vision_model"):
         model = create("ARC-ViT-Ti-8", source)
         assert_gives(model, expected, image)
         assert model.visual.preprocess_cfg["mean"] == [0.4, 0.5, 0.6]

@@ -68,13 +68,13 @@ def photos(tmp_path_factory) -> Path:
     for name, (data, _) in photographs().items():
         (folder / name).write_bytes(data)
     for part in ("cls", "retrieval"):
-        write_tar(folder / part / "test" / "0.tar", {
+        write_tar(folder / part / "test/0.tar", {
             f"{number:03d}{suffix}": content for number, (name, (data, _)) in enumerate(photographs().items())
             for suffix, content in ((Path(name).suffix, data), (".txt", name.encode()), (".cls", b"%d" % number))})
-        (folder / part / "test" / "nshards.txt").write_text("1")
+        (folder / part / "test/nshards.txt").write_text("1")
     for name in ("classnames.txt", "zeroshot_classification_templates.txt"):
         (folder / "cls" / name).write_text("words")
-    (folder / "retrieval" / "dataset_type.txt").write_text("retrieval")
+    (folder / "retrieval/dataset_type.txt").write_text("retrieval")
     pd.DataFrame([{"filepath": folder / name, "title": name} for name in photographs()]).to_csv(
         folder / "pairs.csv", sep="\t", index=False)
     return folder
@@ -82,7 +82,7 @@ def photos(tmp_path_factory) -> Path:
 
 def training(photos: Path, is_train: bool) -> dict[str, np.ndarray]:
     """Return the images that OpenCLIP's pipeline gives to the transform, by the text beside them."""
-    info = pipeline(photos / "retrieval" / "test" / "0.tar", pil_to_tensor, is_train,
+    info = pipeline(photos / "retrieval/test/0.tar", pil_to_tensor, is_train,
                     train_num_samples=len(photographs()))
     return {name: image[0].permute(1, 2, 0).numpy() for image, (name,) in info.dataloader}
 
@@ -102,7 +102,7 @@ def csv(photos: Path) -> dict[str, np.ndarray]:
 
 
 def pairs(photos: Path) -> dict[str, np.ndarray]:
-    shard = str(photos / "retrieval" / "test" / "0.tar")
+    shard = str(photos / "retrieval/test/0.tar")
     return {name: image for image, name in images.read_pairs([shard], np.asarray, lambda text: [text])}
 
 
@@ -117,8 +117,8 @@ def captioning(photos: Path) -> dict[str, np.ndarray]:
 
 def folders(photos: Path) -> dict[str, np.ndarray]:
     for name in photographs():
-        (photos / "own" / "val" / name).mkdir(parents=True)
-        shutil.copy(photos / name, photos / "own" / "val" / name)
+        (photos / "own/val" / name).mkdir(parents=True)
+        shutil.copy(photos / name, photos / "own/val" / name)
     dataset = built("folder", photos / "own", "zeroshot_classification", np.asarray)
     assert dataset.classes == list(dataset.class_to_idx) and "a photo of a {c}." in dataset.templates
     return {dataset.classes[label]: image for image, label in dataset}
@@ -206,7 +206,7 @@ KEYS = {"img_1.V1.0": "one", "img_1.V2.0": "two", "b": "three", "c": "four", "d"
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory) -> Path:
     content = {name: save(picture(), value) if value.isupper() else value.encode() for name, value in SHARD.items()}
-    return write_tar(tmp_path_factory.mktemp("shard") / "test" / "0.tar", content)
+    return write_tar(tmp_path_factory.mktemp("shard") / "test/0.tar", content)
 
 
 @pytest.mark.parametrize("is_train", [True, False])
@@ -227,9 +227,9 @@ def test_the_tools_name_samples_without_an_image_and_refuse_a_shard_that_has_non
                              "first is sample f (txt, json)")
         complaint = complaint_of("caption", *flags, empty, "--out", tmp_path / f"no-{out}")
         assert f"{empty}: none of its 2 samples has an image. The first is sample x (txt)" in complaint
-    assert len((tmp_path / "c.jsonl").read_text().splitlines()) == read_about(tmp_path / "c" / "0.parquet")["stats"][
+    assert len((tmp_path / "c.jsonl").read_text().splitlines()) == read_about(tmp_path / "c/0.parquet")["stats"][
         "rows"] == 8
-    assert not (tmp_path / "no-c" / "empty.parquet").exists()
+    assert not (tmp_path / "no-c/empty.parquet").exists()
 
 
 def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
@@ -240,8 +240,8 @@ def test_prepare_takes_every_format_and_names_what_has_no_image(tmp_path):
     argv = "prepare", "shards", "--train", source, "--out", tmp_path / "out"
     assert "1 image cannot be used" in complaint_of(*argv)
     assert complaint_of(*argv, "--skip-broken") is None
-    assert (tmp_path / "out" / "left_out.txt").read_text() == "'sample none (json)': no image\n"
-    samples = list(read_samples(str(tmp_path / "out" / "train" / "00000.tar")))
+    assert (tmp_path / "out/left_out.txt").read_text() == "'sample none (json)': no image\n"
+    samples = list(read_samples(str(tmp_path / "out/train/00000.tar")))
     assert [sorted(members(sample)) for sample in samples] == [["json", "png", "txt"]] * 2 + [["jpg", "json", "txt"]]
     sizes = [images.sample_image(sample).size for sample in samples]
     assert sizes == [(40, 24), (24, 40), (24, 40)]  # turned once, not twice
@@ -284,10 +284,10 @@ def test_bars_know_how_many_images_come_in_shards_with_and_without_sizes_in_tabl
 
     counted = [shard(f"counted{i}.tar", 4 + i) for i in range(2)]
     (tmp_path / "cut.tar").write_bytes(shard("whole.tar", 6).read_bytes()[:6000])
-    noise(tmp_path / "photos" / "a.png", 0)
+    noise(tmp_path / "photos/a.png", 0)
     assert count_images(counted) == 9 and count_images(counted, 7) == 7 and count_images(counted, 70) == 9
     assert 1 <= count_images([tmp_path / "cut.tar"]) < 6 and count_images([tmp_path / "none.tar"]) == 0
-    assert count_images([*counted, tmp_path / "photos", tmp_path / "photos" / "a.png"]) == 11
+    assert count_images([*counted, tmp_path / "photos", tmp_path / "photos/a.png"]) == 11
     many = [shard(f"many{i}.tar", 2 * (i < COUNTED) + 1) for i in range(COUNTED + 4)]
     assert count_images(many) == 3 * len(many)  # the last ones are taken for like the first
     (tmp_path / "sizes.json").write_text('{"counted0.tar": 50, "counted1.tar": -1}')

@@ -21,7 +21,7 @@ cli
 experiments benchmarks __main__
 """
 FLOOR = {package: number for number, packages in enumerate(FLOORS.splitlines()) for package in packages.split()}
-ROOTS = {"open_clip_mdc": REPO / "src" / "open_clip_mdc", **{name: REPO / name for name in (
+ROOTS = {"open_clip_mdc": REPO / "src/open_clip_mdc", **{name: REPO / name for name in (
     "clip_benchmark_ext", "experiments", "benchmarks")}}
 FILES = {".".join((root, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
          for root, folder in ROOTS.items() for path in folder.rglob("*.py")}

@@ -23,7 +23,7 @@ def trained(scenes, tmp_path_factory):
     """A captioner, and LiT on its locked tower, whose tokens are computed once."""
     logs = tmp_path_factory.mktemp("lit")
     flags = "--dataset-type webdataset --batch-size 64 --lr 2e-3 --warmup 10 --workers 1"
-    where = dict(data=scenes / "train" / "{00000..00007}.tar", logs=logs)
+    where = dict(data=scenes / "train/{00000..00007}.tar", logs=logs)
     open_clip_train(flags, "--epochs 3", name="captioner", **where)
     open_clip_train(flags, f"--epochs 6 --pretrained-image {logs}/captioner --lock-image --cache-features {logs}/cache "
                     f"--val-data {scenes}/val/00000.tar", name="lit", model="LiT-ViT-Ti-8", **where)
@@ -38,7 +38,7 @@ def tower(logs, epoch: int, name: str) -> dict[str, torch.Tensor]:
 def test_the_locked_tower_stays_bit_for_bit_and_cosines_classify(trained, scenes, clip_benchmark):
     """There are 16 classes, so chance is 6 %. The validation has 64 pairs."""
     assert equal(tower(trained, 3, "captioner"), tower(trained, 6, "lit"))
-    rows = json_lines(trained / "lit" / "checkpoints" / "results.jsonl")
+    rows = json_lines(trained / "lit/checkpoints/results.jsonl")
     assert rows[-1]["clip_val_loss"] < rows[0]["clip_val_loss"] and rows[-1]["image_to_text_R@10"] > 0.3
     result = evaluate("--model", "LiT-ViT-Ti-8", "--pretrained", trained / "lit", "--dataset", "wds/probe",
                       "--dataset_root", scenes / "probe", "--task", "zeroshot_classification", "--no_amp")

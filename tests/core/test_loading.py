@@ -156,12 +156,12 @@ assert main.train_one_epoch is not train_one_epoch
 main.main({registered!r})
 """, fork=True)
     for epoch in (1, 2):
-        one, other = (torch.load(tmp_path / name / "checkpoints" / f"epoch_{epoch}.pt", weights_only=True)
+        one, other = (torch.load(tmp_path / name / f"checkpoints/epoch_{epoch}.pt", weights_only=True)
                       for name in ("alone", "registered"))
         assert equal(one["state_dict"], other["state_dict"])
         for state, same in zip(*(x["optimizer"]["state"].values() for x in (one, other)), strict=True):
             assert equal(state, same)
-    one, other = (json_lines(tmp_path / name / "checkpoints" / "results.jsonl") for name in ("alone", "registered"))
+    one, other = (json_lines(tmp_path / name / "checkpoints/results.jsonl") for name in ("alone", "registered"))
     assert one == other and len(one) == 2
 
 

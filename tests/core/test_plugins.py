@@ -17,7 +17,7 @@ from open_clip_mdc.objectives.loss import CaptionLoss
 from open_clip_mdc.objectives.times import stratified_uniform
 from open_clip_mdc.text.special_tokens import target_tokens
 
-SPAN = REPO / "tests" / "plugin_example" / "span.py"
+SPAN = REPO / "tests/plugin_example/span.py"
 MDC = "python -m open_clip_mdc"
 
 
@@ -26,14 +26,14 @@ def trained(scenes, tmp_path_factory) -> Path:
     """A run of the example's objective, by the real command."""
     logs = tmp_path_factory.mktemp("logs")
     open_clip_train("--dataset-type webdataset --train-num-samples 96 --batch-size 16 --workers 1 --plugin", SPAN,
-                    "--val-data", scenes / "val" / "00000.tar", data=scenes / "train" / "{00000..00007}.tar", logs=logs,
+                    "--val-data", scenes / "val/00000.tar", data=scenes / "train/{00000..00007}.tar", logs=logs,
                     model="Span-ViT-Ti-8")
     return logs / "run"
 
 
 def test_an_objective_from_outside_is_trained_captioned_and_scored_by_the_real_commands(trained, scenes, tmp_path):
-    assert read_json(trained / "checkpoints" / "results.jsonl")["nelbo_per_token"] > 0
-    image = next((scenes / "sugarcrepe" / "val2017").iterdir())
+    assert read_json(trained / "checkpoints/results.jsonl")["nelbo_per_token"] > 0
+    image = next((scenes / "sugarcrepe/val2017").iterdir())
     flags = f"--plugin {SPAN} --pretrained {trained}"
     run(*f"{MDC} caption {flags} {image} --out {tmp_path}/a.jsonl".split(), fork=True)
     assert read_json(tmp_path / "a.jsonl")["caption"]
@@ -72,7 +72,7 @@ def test_a_plug_in_that_cannot_be_used_is_one_line(tmp_path):
         plugins.load_plugin(str(tmp_path / name))
     (tmp_path / "other").mkdir()
     shutil.copy(tmp_path / "rows.py", tmp_path / "other")
-    again = str(tmp_path / "other" / "rows.py")
+    again = str(tmp_path / "other/rows.py")
     assert "a plug-in rows is loaded already" in refused(ValueError, plugins.load_plugin, again)
 
 
@@ -84,7 +84,7 @@ def test_a_row_that_extends_another_is_that_row_but_for_what_it_says():
 @pytest.fixture(scope="module")
 def next_steps():
     with patch.dict(OBJECTIVES):
-        runpy.run_path(str(REPO / "tests" / "plugin_example" / "next_steps.py"))
+        runpy.run_path(str(REPO / "tests/plugin_example/next_steps.py"))
         yield
 
 

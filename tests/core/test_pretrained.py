@@ -56,7 +56,7 @@ def test_a_checkpoint_that_is_a_link_belongs_to_the_run_that_it_stands_in(run, f
     linked = folder / "linked"
     (linked / "checkpoints").mkdir(parents=True)
     (linked / "params.txt").write_text((run / "params.txt").read_text().replace("0.4", "0.3"))
-    (linked / "checkpoints" / "epoch_1.pt").symlink_to(run / "checkpoints" / "epoch_1.pt")
+    (linked / "checkpoints/epoch_1.pt").symlink_to(run / "checkpoints/epoch_1.pt")
     assert open_clip_mdc.load(linked).model.visual.preprocess_cfg["mean"] == [0.3, 0.5, 0.6]
 
 
@@ -112,7 +112,7 @@ def test_scores_are_the_log_likelihoods(model):
 def many(folder):
     """A folder of 40 images."""
     for i in range(40):
-        picture(folder / "many" / f"{i:02d}.png", i)
+        picture(folder / f"many/{i:02d}.png", i)
     return folder / "many"
 
 

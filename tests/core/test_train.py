@@ -16,16 +16,16 @@ from open_clip_mdc.integration.training import fuse, reproducible
 
 
 def test_webdataset_trains_with_falling_loss_validates_and_logs(scenes, tmp_path):
-    shards = str(scenes / "train" / "{00000..00007}.tar")
+    shards = str(scenes / "train/{00000..00007}.tar")
     open_clip_train("--dataset-type webdataset --batch-size 16 --epochs 2 --report-to tensorboard --grad-clip-norm 1.0 "
-                    "--train-num-samples 480 --workers 1 --val-data", scenes / "val" / "00000.tar", data=shards,
+                    "--train-num-samples 480 --workers 1 --val-data", scenes / "val/00000.tar", data=shards,
                     logs=tmp_path)
     values = losses(tmp_path)
     assert len(values) == 60 and sum(values[-10:]) < 0.8 * sum(values[:10])
-    results = json_lines(tmp_path / "run" / "checkpoints" / "results.jsonl")
+    results = json_lines(tmp_path / "run/checkpoints/results.jsonl")
     assert [r["epoch"] for r in results] == [1, 2] and results[0]["num_samples"] == 64
     assert results[1]["nelbo_per_token"] < results[0]["nelbo_per_token"]
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert list((tmp_path / "run/tensorboard").iterdir())
 
 
 @pytest.mark.parametrize("flags", [
@@ -53,7 +53,7 @@ main(sys.argv[1:])
 """
     assert open_clip_train(*flags, **where, name="broken", check=False, launcher=(
         "python", "-c", kill_after_epoch_1)).returncode == 9
-    for name, place in (("broken", "latest"), ("from-path", tmp_path / "unbroken" / "checkpoints" / "epoch_2.pt")):
+    for name, place in (("broken", "latest"), ("from-path", tmp_path / "unbroken/checkpoints/epoch_2.pt")):
         open_clip_train(*flags, "--resume", place, **where, name=name)
         assert equal(weights(tmp_path, 3, "unbroken"), weights(tmp_path, 3, name))
 
@@ -82,7 +82,7 @@ for argv in json.loads(sys.argv[1]):
 def two_processes(scenes, tmp_path_factory):
     """Run the real `main`: eager, compiled, one with masked features. Then resume the eager one under torchrun."""
     folder = tmp_path_factory.mktemp("two")
-    shards = str(scenes / "train" / "{00000..00007}.tar")
+    shards = str(scenes / "train/{00000..00007}.tar")
     val = f"--val-data {scenes}/val/00000.tar"
 
     def flags(name, more):
@@ -134,8 +134,8 @@ def test_a_failing_validation_never_loses_the_checkpoint(csv, tmp_path):
     broken.write_text(f"filepath\ttitle\n{tmp_path}/cut.png\ta dog\n")
     (tmp_path / "cut.png").write_bytes(png(0, 64)[:2000])
     open_clip_train("--val-data", broken, data=csv, logs=tmp_path)
-    assert (tmp_path / "run" / "checkpoints" / "epoch_1.pt").exists()
-    assert "Validation of epoch 1 failed" in (tmp_path / "run" / "out.log").read_text()
+    assert (tmp_path / "run/checkpoints/epoch_1.pt").exists()
+    assert "Validation of epoch 1 failed" in (tmp_path / "run/out.log").read_text()
     assert open_clip_train("--val-data", broken, logs=tmp_path, name="alone", check=False).returncode
 
 
@@ -166,7 +166,7 @@ def test_cuda_equals_cpu():
 
 @needs_data("flickr8k/train/00005.tar")
 def test_photographs_train_for_thirty_steps_with_falling_loss(tmp_path):
-    shards = str(SHARED / "flickr8k" / "train" / "{00000..00005}.tar")
+    shards = str(SHARED / "flickr8k/train/{00000..00005}.tar")
     # photographs' captions come in pieces of the scenes' vocabulary
     assert open_clip_mdc.packaged_configs()["MDC-ViT-Ti-8"]["text_cfg"]["vocab_size"] < 1000
     open_clip_train("--dataset-type webdataset --batch-size 32 --train-num-samples 960 --force-image-size 64 "
@@ -184,7 +184,7 @@ def test_odd_captions_and_images_train_or_are_logged(tmp_path):
     content |= {"9.png": content["RGB.png"][:300], "9.txt": b"a truncated image"}
     open_clip_train("--dataset-type webdataset --batch-size 3 --train-num-samples 6",
                     data=write_tar(tmp_path / "odd.tar", content), logs=tmp_path)
-    log = (tmp_path / "run" / "out.log").read_text()
+    log = (tmp_path / "run/out.log").read_text()
     assert len(losses(tmp_path)) == 2
     assert "Handling webdataset error" in log and "truncated" in log
 

@@ -44,7 +44,7 @@ def test_training_ends_in_one_line_where_the_loss_or_weights_are_not_finite_and_
     ended = open_clip_train(flags, data=csv, logs=tmp_path, check=False, launcher=("python", "-c", BREAKS, what))
     last = ended.stderr.strip().splitlines()[-1]
     assert ended.returncode == 1 and last.startswith("error: ") and said in last and "Traceback" not in ended.stderr
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["epoch_1.pt"]
     assert all(x.isfinite().all() for x in weights(tmp_path, 1).values())
 
 
@@ -54,7 +54,7 @@ def test_both_processes_end_at_the_step_at_which_the_loss_of_one_is_not_finite_a
     said = [line for process in ended for line in process.stderr.splitlines() if line.startswith("error: ")]
     assert [process.returncode for process in ended] == [1, 1] and len(said) == 1
     assert said[0] in ended[0].stderr and "the loss is not finite at step 2 of epoch 1" in said[0]
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch_1.pt"]
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["epoch_1.pt"]
 
 
 def test_training_goes_on_where_float16s_scaler_leaves_out_a_step(csv, tmp_path):

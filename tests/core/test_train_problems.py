@@ -78,7 +78,7 @@ def test_a_warm_up_that_outlasts_the_run_is_said_to(caplog, csv):
 
 
 def test_a_run_without_an_epoch_left_and_16_bit_weights_are_warned_of(csv, tmp_path):
-    last = tmp_path / "run" / "checkpoints" / "epoch_4.pt"
+    last = tmp_path / "run/checkpoints/epoch_4.pt"
     last.parent.mkdir(parents=True)
     torch.save({"epoch": 4, "state_dict": {}}, last)
 

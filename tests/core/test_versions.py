@@ -11,7 +11,7 @@ from open_clip_mdc import train
 from open_clip_mdc.integration.checkpoints import load
 from open_clip_mdc.integration.openclip import MAJOR
 
-RELEASED = REPO / ".venv" / "bin" / "python"  # with the registry's version
+RELEASED = REPO / ".venv/bin/python"  # with the registry's version
 pytestmark = pytest.mark.skipif(MAJOR < 4, reason="the registry's OpenCLIP is installed: make test OPENCLIP=4")
 
 
@@ -63,7 +63,7 @@ def test_the_same_data_noise_and_first_losses_in_both_versions(logs):
     old, new = losses(logs, "old"), losses(logs, "new")
     assert len(old) == len(new) == 8
     assert_close(torch.tensor(new), torch.tensor(old), atol=1e-2, rtol=0)
-    rows = [json_lines(logs / name / "checkpoints" / "results.jsonl") for name in ("old", "new")]
+    rows = [json_lines(logs / name / "checkpoints/results.jsonl") for name in ("old", "new")]
     assert [list(row) for row in rows[0]] == [list(row) for row in rows[1]]
 
 
@@ -76,7 +76,7 @@ def test_every_compile_strategy_trains_to_the_weights_of_the_eager_run(csv, logs
 
 def test_resuming_a_checkpoint_of_the_other_version_is_refused_in_one_line(csv, logs, tmp_path):
     for python, name, other in ((str(RELEASED), "new", "4.x, this is 3.x"), ("python", "old", "3.x, this is 4.x")):
-        checkpoint = logs / name / "checkpoints" / "epoch_1.pt"
+        checkpoint = logs / name / "checkpoints/epoch_1.pt"
         ended = run(python, "-m", "open_clip_mdc.train", *flags(csv, tmp_path, name, "--resume", checkpoint),
                     check=False)
         last = ended.stderr.strip().splitlines()[-1]
@@ -161,7 +161,7 @@ def test_fsdp_trains_validates_and_resumes_as_ddp_by_the_real_command(csv, tmp_p
     ddp, fsdp = weights(tmp_path, 2, "ddp"), weights(tmp_path, 2, "fsdp")
     assert_close(fsdp, ddp, atol=1e-6, rtol=0)
     assert equal(fsdp, weights(tmp_path, 2, "broken"))
-    rows = [json_lines(tmp_path / name / "checkpoints" / "results.jsonl")[-1] for name in ("ddp", "fsdp")]
+    rows = [json_lines(tmp_path / name / "checkpoints/results.jsonl")[-1] for name in ("ddp", "fsdp")]
     assert rows[0] == pytest.approx(rows[1], rel=1e-5)
     assert all(x.isfinite().all() for x in weights(tmp_path, 1, "bf16").values())
     ended = run(*TORCHRUN, "-m", "open_clip_mdc.train", "--", *flags(
@@ -169,7 +169,7 @@ def test_fsdp_trains_validates_and_resumes_as_ddp_by_the_real_command(csv, tmp_p
     assert ended.returncode and "epoch_1.pt was trained without --fsdp: go on without it" in ended.stderr
     assert "KeyError" not in ended.stderr
 
-    sharded = tmp_path / "sharded" / "checkpoints" / "epoch_1"
+    sharded = tmp_path / "sharded/checkpoints/epoch_1"
     with pytest.raises(FileNotFoundError, match=f"{sharded} is a sharded checkpoint: make it one file by ") as error:
         load(str(tmp_path / "sharded"))
     run(*str(error.value).partition("one file by ")[2].split())

@@ -176,9 +176,9 @@ def test_training_whose_codes_would_mean_nothing_is_refused_in_one_line(tmp_path
 def test_a_run_is_resumed_with_the_vq_vae_that_its_checkpoint_holds(saved, flags, resumes, tmp_path):
     flags = ("--logs", tmp_path, "--name", "run", "--resume", "latest", *flags)
     assert "its VQ-VAE is untrained" in problem(*flags)
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
     assert "its VQ-VAE is untrained" in problem(*flags)
-    (tmp_path / "run" / "checkpoints" / saved).touch()
+    (tmp_path / "run/checkpoints" / saved).touch()
     assert (problem(*flags) is None) == resumes
 
 

@@ -71,7 +71,7 @@ def test_the_highest_stored_epoch_is_taken_by_tools_and_resume_whatever_names_an
 
 def test_of_sharded_checkpoints_the_highest_epoch_is_named(tmp_path):
     for epoch in (9, 10):
-        os.makedirs(tmp_path / f"epoch_{epoch}" / ".metadata")
+        os.makedirs(tmp_path / f"epoch_{epoch}/.metadata")
     assert "epoch_10 is a sharded" in refused(FileNotFoundError, runs.latest_checkpoint, tmp_path)
 
 

@@ -77,7 +77,7 @@ def report(parts: list[dict], args: argparse.Namespace, command: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="the report, Markdown")
-    parser.add_argument("--work", type=Path, default=REPO / "build" / "faults", help="data and finished parts")
+    parser.add_argument("--work", type=Path, default=REPO / "build/faults", help="data and finished parts")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"parts, or how they begin: {', '.join(PARTS)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=20, help="of each command (default: %(default)s)")
@@ -91,7 +91,7 @@ def main() -> int:
     (args.work / "parts").mkdir(exist_ok=True)
     counts = {"seed": args.seed, "kills": args.kills}
     for name in names:
-        kept = args.work / "parts" / f"{name}, seed {args.seed}, {args.kills} kills.json"
+        kept = args.work / f"parts/{name}, seed {args.seed}, {args.kills} kills.json"
         if not kept.exists():
             write_json(kept, run_part(name, world))
         parts.append(json.loads(kept.read_text()))

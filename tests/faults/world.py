@@ -37,7 +37,7 @@ class World:
                                "--num-probe", 64, "--num-pairs", 8, cwd=self.run)
             assert made.code == 0, made.err
             self.images.mkdir()
-            write_pairs(self.scenes / "val" / "00000.tar", self.csv)
+            write_pairs(self.scenes / "val/00000.tar", self.csv)
 
     def rng(self, name: str) -> random.Random:
         return random.Random(f"{self.args.seed}/{name}")

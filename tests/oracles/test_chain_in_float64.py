@@ -16,7 +16,7 @@ from scipy.special import erf, log_softmax, softmax
 
 import open_clip_mdc
 
-PHOTOS = [Path(sklearn.__file__).parent / "datasets" / "images" / name for name in ("flower.jpg", "china.jpg")]
+PHOTOS = [Path(sklearn.__file__).parent / "datasets/images" / name for name in ("flower.jpg", "china.jpg")]
 HEADS, LAYERS = 3, 3  # as its open_clip_config.json says
 CAPTIONS = ["a dog is running through the grass .", "a purple flower in a garden .", "two people standing by a temple",
             "people ."]
@@ -67,7 +67,7 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def weights():
-    file = REPO / "model_configs" / "photo" / "open_clip_model.safetensors"
+    file = REPO / "model_configs/photo/open_clip_model.safetensors"
     return {name: x.astype("float64") for name, x in load_file(file).items()}
 
 

@@ -16,8 +16,8 @@ def place(here):
     """A folder of photographs, tables of them, and shards, with one thing wrong in each."""
     (here / "photos").mkdir()
     for i in range(ROWS):
-        (here / "photos" / f"p{i}.png").write_bytes(png(0, 16))
-    (here / "photos" / "page.png").write_text("<html>")
+        (here / f"photos/p{i}.png").write_bytes(png(0, 16))
+    (here / "photos/page.png").write_text("<html>")
     names = [f"photos/p{i}.png" for i in range(ROWS)]
     seventh = {"one": "photos/none.png", "html": "photos/page.png", "folder": "photos", "good": names[6]}
     tables = {name: [*names[:6], image, *names[7:]] for name, image in seventh.items()}

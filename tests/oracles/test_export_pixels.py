@@ -47,7 +47,7 @@ def test_an_export_cuts_pictures_as_the_model_does(tmp_path, pictures, size, mod
         with torch.no_grad():
             assert (encoder(found[None])[0] - feature).abs().max() < 1e-4
         if square:
-            processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out" / "clip_vision_model")
+            processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out/clip_vision_model")
             pixels = processor(Image.open(path), return_tensors="pt")["pixel_values"][0]
             assert (pixels - expected).abs().max() < 0.05  # its resize works on bytes
 
@@ -79,7 +79,7 @@ def test_the_packaged_captioner_of_feature_maps_goes_to_timm_and_its_card_shows_
     with torch.no_grad():
         maps = encoder.forward_features(torch.stack([transform(Image.open(path)) for path in pictures]))
     assert (F.layer_norm(maps.movedim(1, -1), maps.shape[1:2]).mean((1, 2)) - expected).abs().max() < 1e-4
-    assert read_json(here / "out" / "config.json")["architecture"] == "tf_efficientnet_lite0"
+    assert read_json(here / "out/config.json")["architecture"] == "tf_efficientnet_lite0"
     Image.open(pictures[0]).save("image.jpg", format="PNG")
     blocks = [text.partition("```")[0] for text in card.split("```python\n")[1:]]
     assert len(blocks) == 2

@@ -49,7 +49,7 @@ def test_webdataset_reads_prepared_shards(photos, tmp_path):
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".TAR.GZ"])
 def test_a_compressed_shard_is_a_shard_for_every_command(suffix, tmp_path):
     (tmp_path / "in").mkdir()
-    shard = tmp_path / "in" / f"00000{suffix}"
+    shard = tmp_path / f"in/00000{suffix}"
     shard.write_bytes(gzip.compress(tar({f"{number}.{kind}": data for number in range(3) for kind, data in (
         ("png", png(number, 64)), ("txt", b"a red star"))})))
     for source in (shard, shard.parent):

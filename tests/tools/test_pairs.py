@@ -155,8 +155,8 @@ def test_a_table_of_another_unit_of_the_same_name_is_not_taken_for_this_ones(pla
         f"error: --out: {table} was made of {shard} before that changed: remove it, or choose another folder")
     assert [contents(tmp_path / folder) for folder in ("s", "kept")] == before
     (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "a.tar").write_bytes(bytes(1024))
-    (tmp_path / "others" / "a_stats.json").write_text('{"count": 5, "successes": 4}')  # as img2dataset writes it
+    (tmp_path / "others/a.tar").write_bytes(bytes(1024))
+    (tmp_path / "others/a_stats.json").write_text('{"count": 5, "successes": 4}')  # as img2dataset writes it
     assert "others/a.tar was not written by this command" in score(
         place, "--pairs", place / "000.tar", "--out", tmp_path / "s2", "--top 1 --out-shards", tmp_path / "others",
         "--blind-images", place / "images")
