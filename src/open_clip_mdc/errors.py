@@ -24,6 +24,7 @@ WHOLE = {"batch_size": 1, "samples": 1, "steps": 1, "top_k": 1, "num_beams": 1, 
 NUMBERS = ("temperature", "top_p", "guidance_scale", "tokens_per_step", "alpha")
 RENAMED = {"guidance_weak": "uncond", "save_probe": "save_clf"}  # old names of options
 TARGETS = ("out", "output", "logs")  # flags that name an output
+MAX_SHOWN = 10  # images that a message names
 
 
 def flag(name: str, style: str = "-") -> str:
@@ -109,10 +110,9 @@ def check_none_empty(args: argparse.Namespace, argv: list[str]) -> None:
 
 
 def usable_stdout() -> None:
-    """Let stdout print any name, and nothing if it is closed."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")
-    elif isinstance(sys.stdout, io.TextIOWrapper):
+    """Let stdout print any name, and nothing if it or stderr is closed."""
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -209,15 +209,14 @@ def complaint(problem: Exception, args: argparse.Namespace, argv: list[str], sty
     return text if blamed in text or positional else f"{blamed}: {text}"
 
 
-def of_worker(problem: RuntimeError) -> str:
-    """Return the line for a data worker that died or does not answer. Raises any other error again."""
+def of_worker(problem: RuntimeError | MemoryError) -> str:
+    """Return the line for memory that is full, or a data worker that died or hangs. Raises any other error again."""
+    if isinstance(problem, MemoryError) or re.search("out of memory|can't allocate memory", str(problem)):
+        return "the memory is full: give a smaller batch or model, or smaller images (what is written is kept)"
     if not re.match(r"DataLoader (worker \(pid|timed out)|Pin memory thread exited", str(problem)):
         raise problem
     return ("a worker process that reads data was killed, possibly out of memory, or no longer answers: run the "
             "command again with fewer workers or a smaller batch (what is written is kept)")
-
-
-MAX_SHOWN = 10  # images that a message names
 
 
 def with_reasons(line: str, reasons: list[str], count: int, most: int = MAX_SHOWN) -> ValueError:

@@ -17,8 +17,14 @@ from .integration.arguments import parse, parse_first
 
 def main(argv: list[str] | None = None) -> int | None:
     """Train, and return OpenCLIP's exit status (None or -1). Bad flags end the process with one line."""
-    argv = sys.argv[1:] if argv is None else argv
     end_when_terminated()
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # also while modules are imported, which takes seconds
+        sys.exit("interrupted")
+
+
+def run(argv: list[str]) -> int | None:
     parse_first(argv)
     import torch.distributed as dist
 
@@ -34,13 +40,13 @@ def main(argv: list[str] | None = None) -> int | None:
     args = parse(argv)
     if problem := find_problem(args):
         raise Refusal(problem)
-    if world_info_from_env()[1] == 0:  # logging would make OpenCLIP print each line twice
-        for warning in find_warnings(args):
-            print(f"warning: {warning}", file=sys.stderr)
-        bring_latest(args)
-    keep_freed_memory(args.device)
-    logging.raiseExceptions = False  # on a full disk every line of the log would print a traceback
     try:
+        if world_info_from_env()[1] == 0:  # logging would make OpenCLIP print each line twice
+            for warning in find_warnings(args):
+                print(f"warning: {warning}", file=sys.stderr)
+            bring_latest(args)
+        keep_freed_memory(args.device)
+        logging.raiseExceptions = False  # on a full disk every line of the log would print a traceback
         status = train(argv)
         leave_at_exit()
         return status

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import with_reasons
+from ..errors import NO_ROOM, with_reasons
 from .locks import make_once
 
 MAX_SHOWN = 20  # problems in a message
@@ -40,7 +40,9 @@ def worker(make: Make, number: int = 0) -> Callable[[object, Path, bool], Result
         function = loaded(number)
         try:
             return Result(make_once(target, partial(function, shard), wait))
-        except (ValueError, OSError) as problem:  # the other shards are still made
+        except (ValueError, OSError) as problem:  # the other shards are still made, if there is room
+            if getattr(problem, "errno", None) in NO_ROOM:
+                raise
             return Result(False, str(problem))
     return do
 

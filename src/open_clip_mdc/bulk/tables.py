@@ -54,6 +54,7 @@ def read_rows(path: Path, columns: list[str]) -> pa.Table:
 def read_about(path: Path) -> dict:
     """Return the metadata of a table. Raises ValueError if it is no Parquet file, or another program wrote it."""
     try:
-        return json.loads(pq.read_metadata(path).metadata[ABOUT.encode()])
+        about = json.loads(pq.read_metadata(path).metadata[ABOUT.encode()])
+        return about | {"settings": {**about["settings"]}, "stats": {"images": 0, **about["stats"]}}
     except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{path} is no table of open_clip_mdc: remove it or choose another --out") from problem

@@ -144,8 +144,7 @@ def write_all(units: list[Unit], args: argparse.Namespace, worker: Worker) -> tu
                 about = read_about(target)
                 check_source(units_of[target], about.get("source"), target)
                 first = first or about["settings"]
-                if about["settings"] != first:
-                    check_settings(first, [target])
+                check_settings(first, [target])
                 totals.update(about["stats"])
                 skipped[target] = about.get("skipped", [])
                 say(units_of[target], about["stats"]["images"], target in there)

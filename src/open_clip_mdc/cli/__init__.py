@@ -106,7 +106,7 @@ def finish(job: Callable[[], None], args: argparse.Namespace, argv: list[str]) -
         sys.exit(1)
     except (ValueError, OSError) as problem:
         raise Refusal(complaint(problem, args, argv)) from None
-    except RuntimeError as problem:
+    except (RuntimeError, MemoryError) as problem:
         sys.exit(f"error: {of_worker(problem)}")
     except KeyboardInterrupt:
         resumes = args.tool in RESUMES or getattr(args, "pairs", None)

@@ -18,19 +18,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 AnyPath = str | Path
+ENDS = (signal.SIGTERM, signal.SIGHUP)  # of a batch system, and of a terminal that is closed
 
 
-def _end(*_) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # do not interrupt the cleaning up
+def _end(number: int, _) -> None:
+    for each in ENDS:
+        signal.signal(each, signal.SIG_IGN)  # do not interrupt the cleaning up
     for child in multiprocessing.active_children():
         child.terminate()
-    sys.exit(128 + signal.SIGTERM)
+    sys.exit(128 + number)
 
 
 def end_when_terminated() -> None:
-    """Exit on SIGTERM, which batch systems send, after removing half-written files here and in child processes."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
+    """Exit on the signals of ENDS, after removing half-written files here and in child processes."""
+    for each in ENDS if threading.current_thread() is threading.main_thread() else ():
+        if signal.getsignal(each) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(each, _end)
 
 
 def open_own(path: Path, mode: str) -> BinaryIO:

@@ -2,11 +2,8 @@
 import glob
 import os
 import re
-import tarfile
-import zlib
 from contextlib import suppress
 from functools import cache
-from itertools import takewhile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from shlex import quote
 
@@ -51,7 +48,7 @@ def is_image(path: AnyPath) -> bool:
             return True
     except (UnidentifiedImageError, ValueError, SyntaxError):
         return False
-    except (OSError, Image.DecompressionBombError):  # the code that reads it reports why it cannot be read
+    except Exception:  # of any kind, as of a damaged AVIF. The code that reads it reports why it cannot be read
         return True
 
 
@@ -111,11 +108,9 @@ def check_kind(path: AnyPath) -> None:
 
 
 def expand(pattern: str) -> list[str]:
-    """Expand a pattern of shards as in training: {000..009}, A::B and ${WDS_NAME}."""
-    if "${" in pattern:  # only webdataset expands environment variables, and it imports torch
-        from webdataset.shardlists import expand_urls
-        return expand_urls(pattern)
-    return [path for part in pattern.split("::") for path in braceexpand(part)]
+    """Expand a pattern of shards as in training: {000..009}, A::B and ${NAME} for WDS_NAME, if that variable is set."""
+    return [path for part in pattern.split("::") for path in braceexpand(
+        re.sub(r"\${(\w+)}", lambda found: os.environ.get(f"WDS_{found[1]}", found[0]), part))]
 
 
 def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[Path]:
@@ -159,11 +154,11 @@ def read_sizes(folder: Path) -> dict:
 
 @cache
 def images_in(shard: Path) -> int:
-    """Return the number of keys with an image, up to a cut or to a negative size, where tarfile would go back."""
+    """Return the number of keys with an image, up to where the shard is damaged."""
+    from .shards import file_names  # imports torch
     keys = set()
-    # Who reads the images says what is wrong.
-    with suppress(tarfile.TarError, OSError, EOFError, zlib.error), tarfile.open(shard) as members:
-        for name in (member.name for member in takewhile(lambda member: member.size >= 0, members)):
+    with suppress(OSError, ValueError):  # who reads the images says what is wrong
+        for name in file_names(str(shard)):
             if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
                 keys.add(re.sub(r"\.[^/]*$", "", name))  # up to the first dot behind the folder
     return len(keys)
@@ -182,7 +177,7 @@ def sizes_of(units: list) -> dict:
             found[unit] = len(find_images([str(unit)]))
         elif is_shard(unit):
             size = read(unit.parent).get(unit.name)
-            found[unit] = size if type(size) is int and size >= 0 else None
+            found[unit] = size if type(size) is int and 0 <= size < 2**53 else None
         else:
             found[unit] = 1
     for unit in [unit for unit, size in found.items() if size is None][:COUNTED]:

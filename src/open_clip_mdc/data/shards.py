@@ -15,12 +15,11 @@ from urllib.parse import urlparse
 
 from PIL import Image, UnidentifiedImageError
 from webdataset.gopen import gopen
-from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
 from .files import AnyPath, check_readable, json_object, new_file, write_json
-from .paths import IMAGE_SUFFIXES, check_kind, is_hidden
+from .paths import IMAGE_SUFFIXES, check_kind, expand, is_hidden
 
 LABELS = {"txt", "json", "cls", "npy"}  # members that make an image a sample of its own (`regroup`)
 LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # maximum bytes of a member, and of a KEY.txt or KEY.json
@@ -38,8 +37,8 @@ def as_file(shard: str) -> str:
 
 
 def find_shards(pattern: str) -> list[str]:
-    """Expand a pattern of shards as OpenCLIP does: {000..009} and A::B. Raises FileNotFoundError if one is missing."""
-    shards = expand_urls(pattern)
+    """Expand a pattern of shards (`paths.expand`). Raises FileNotFoundError if one is missing."""
+    shards = expand(pattern)
     if missing := [shard for shard in shards if not os.path.exists(shard) and not urlparse(shard).scheme]:
         raise FileNotFoundError(f"{missing[0]}: no such shard ({len(missing)} of {len(shards)} of {pattern} missing)")
     return shards

@@ -75,11 +75,11 @@ def look_at_images(path: str, rows: list[Row], every: bool = False) -> tuple[int
             if not image.is_file():
                 raise ValueError("it is a folder" if image.is_dir() else "no such file")
             Image.open(image, formats=formats()).close()
-        except (OSError, ValueError, SyntaxError) as problem:
-            why = f"it is no {', '.join(formats())}" if "cannot identify" in str(problem) else problem
-            wrong.append(f"{path}, line {row.line}: {row.image}: {why}")
         except Image.DecompressionBombError:  # `decode_image` has the limit
             continue
+        except Exception as problem:  # of any kind, as of a damaged AVIF
+            why = f"it is no {', '.join(formats())}" if "cannot identify" in str(problem) else problem
+            wrong.append(f"{path}, line {row.line}: {row.image}: {why}")
     return len(rows), wrong
 
 

@@ -54,12 +54,13 @@ GREATEST, ABOVE_0 = sys.float_info.max, sys.float_info.min
 NUMBERS = [
     ("1 or more", 1, math.inf, ("batch_size", "epochs", "epochs_cooldown", "accum_freq", "log_every_n_steps",
                                 "train_num_samples", "remote_sync_frequency", "force_image_size")),
-    ("0 or more", 0, math.inf, ("workers", "warmup", "save_frequency", "zeroshot_frequency", "val_frequency",
+    ("0 or more", 0, math.inf, ("warmup", "save_frequency", "zeroshot_frequency", "val_frequency",
                                 "val_num_samples", "lock_image_unlocked_groups", "lock_text_unlocked_layers")),
     ("0 or more and finite", 0, GREATEST, ("lr", "wd", "eps", "lr_cooldown_end", "lr_cooldown_power",
                                           "coca_caption_loss_weight", "coca_contrastive_loss_weight")),
     ("0 or more and below 1", 0, math.nextafter(1, 0), ("beta1", "beta2", "momentum", "force_patch_dropout")),
     ("above 0", ABOVE_0, math.inf, ("grad_clip_norm",)),
+    ("0 to 1000", 0, 1000, ("workers",)),
     ("3 or more, for SOT, a word and EOT", 3, math.inf, ("force_context_length",)),
     ("0 to 4294901760", 0, 2**32 - 2**16, ("seed",)),  # OpenCLIP adds a process's number, and NumPy takes 32 bits
     ("above 0 and finite", ABOVE_0, GREATEST, ("image_lr_scale",)),

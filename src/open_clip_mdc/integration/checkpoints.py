@@ -98,8 +98,8 @@ def check_device(device: str) -> None:
     except RuntimeError as problem:  # its text lists 21 kinds of devices
         raise ValueError(f"{device} is no device: give cpu, cuda, cuda:1 or mps") from problem
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as problem:
+        torch.empty(1, device=device).item()  # a meta tensor has none
+    except (RuntimeError, AssertionError, ImportError) as problem:
         raise ValueError(f"{device} cannot be used here: {first_lines(problem)}") from problem
 
 

@@ -118,10 +118,7 @@ def _read_configs(folder: Path, file: str) -> tuple[dict, str | None, dict]:
     for name in CONFIG_FILES:
         path = folder / name
         if path.is_file():
-            try:
-                found[name] = parse_json(path.read_text(encoding="utf-8"))
-            except ValueError as problem:
-                raise ValueError(f"{path} is damaged ({problem})") from problem
+            found[name] = parse_json(path.read_bytes(), path)
     config = found.get("config.json", {})
     try:
         if "open_clip_config.json" in found and (file.startswith("open_clip") or len(found) == 1):
@@ -154,8 +151,7 @@ def resolve(source: str | bool, model_name: str) -> str:
 
 
 def normalization(source: str, model_name: str) -> Facts:
-    """Return how images are prepared: as told beside the weights, else by timm's mean and std for the tower, else {}.
-    """
+    """Return how images are prepared: as told beside the weights, else by timm's mean and std of the tower, or {}."""
     told = locate(source).normalization
     name = _config(model_name)["vision_cfg"].get("timm_model_name")
     return told if told or name is None else _normalization(name)

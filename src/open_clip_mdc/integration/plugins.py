@@ -50,10 +50,10 @@ def load_plugin(name: str) -> None:
 def _load(name: str) -> None:
     try:
         module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
-    except Exception as problem:  # a plug-in is anybody's code
+    except (Exception, SystemExit) as problem:  # a plug-in is anybody's code
         raise ValueError(f"--plugin {name} cannot be imported ({type(problem).__name__}: {problem})") from problem
-    if not module.__file__:
-        raise ValueError(f"--plugin {name} is a folder without __init__.py: give a file, NAME.py, or a module")
+    if not getattr(module, "__file__", None):
+        raise ValueError(f"--plugin {name} has no file, as a folder without __init__.py: give NAME.py, or a module")
     rows = Path(module.__file__).with_suffix(".json")
     if rows.is_file():
         try:

@@ -7,6 +7,7 @@ from open_clip.transform import image_transform
 from PIL import Image
 
 from ..errors import Problem, flag
+from .check_data import is_csv
 from .runs import checked_settings
 
 
@@ -15,7 +16,7 @@ def find_list_problem(args) -> Problem:
     for given, name in (("image_mean", "mean"), ("image_std", "std"), ("force_image_size", "size")):
         checked_settings({name: getattr(args, given, None)}, flag(given))
     factors, sources = args.train_data_upsampling_factors, (args.train_data or "").split("::")
-    if factors is None or args.dataset_type == "csv" or sources[0].endswith((".csv", ".tsv")):
+    if factors is None or is_csv(sources[0], args):
         return None
     try:
         numbers = [float(factor) for factor in factors.split("::")]
