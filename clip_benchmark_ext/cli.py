@@ -28,7 +28,6 @@ BENCHMARK = (
                 "features cached by content, captions saved before they are scored, result files with all settings"),
 )
 
-
 # A copy of the flags of clip_benchmark, whose own parser takes seconds to import. A test compares the two.
 THEIR_FLAGS = Path(__file__).with_name("clip_benchmark_flags.json")
 
@@ -81,8 +80,11 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
             print(f"warning: --{name} changes nothing for --task {args.task}", file=sys.stderr)
     values = {**vars(args), **args.flags._asdict(), "flags": None}
     for name in OUTPUTS:
-        if values.get(name):
-            check_unread(f"--{name}", values[name], files_in(x for key, x in values.items() if key not in OUTPUTS))
+        if template := values.get(name):
+            check_unread(f"--{name}", template, files_in(x for key, x in values.items() if key not in OUTPUTS))
+            for field in ("dataset", "model", "pretrained", "language"):
+                if isinstance(values[field], list) and values[field][1:] and "{" + field not in template:
+                    raise ValueError(f"--{name} {template} is one file for several --{field}: put {{{field}}} into it")
 
 
 def main(argv: list[str] | None = None) -> int | None:

@@ -39,14 +39,14 @@ def own_batches(dataloader: Iterable, description: str, count: int | None = None
     """
     rank, size = rank_and_size()
     indexed = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)
-    if indexed and size > 1:
-        batches = list(dataloader.batch_sampler)[rank::size]
-        own = DataLoader(dataloader.dataset, batch_sampler=batches, num_workers=dataloader.num_workers,
+    if indexed:
+        batches = list(dataloader.batch_sampler)
+        count = len(batches)
+        own = DataLoader(dataloader.dataset, batch_sampler=batches[rank::size], num_workers=dataloader.num_workers,
                          collate_fn=dataloader.collate_fn, timeout=dataloader.timeout)
-        total = len(batches)
     else:
         own = islice(dataloader, rank, None, size)
-        total = len(dataloader) if indexed else count and len(range(rank, count, size))
+    total = count and len(range(rank, count, size))
     for i, batch in enumerate(progress_bar(own, description, "batch", total=total, disable=rank != 0)):
         yield rank + i * size, batch
 

@@ -92,12 +92,13 @@ class Job(NamedTuple):
         if kind == "masked":
             from .datasets import masks
             return masks.build(args.dataset, root, split, transform)
-        keyed = args.task in ("captioning", "cloze") or args.task == "zeroshot_retrieval" and not self.by_cosine
+        captioned = args.task in ("captioning", "cloze", "zeroshot_retrieval")
         if kind != "foreign":
             from .selection_datasets import build_dataset
             templates = foreign_datasets.templates_of(args.dataset, args.custom_template_file, args.language) \
                 if kind == "classes" else ()
-            return build_dataset(args.dataset, root, transform, split, keyed, templates)
+            return build_dataset(args.dataset, root, transform, split, captioned and not (
+                args.task == "zeroshot_retrieval" and self.by_cosine), templates)
         seed = args.seed if args.dataset == foreign_datasets.FOLDER and args.split == "test" else None
         try:
             dataset = foreign_datasets.build(
@@ -117,7 +118,7 @@ class Job(NamedTuple):
             raise ValueError(f"{args.dataset} in {root} is not fit for {args.task}: {problem}") from problem
         if args.dataset.startswith("wds/"):
             read_as_ours(dataset, root, args.batch_size)
-        if not keyed:
+        if not captioned:
             return dataset
         from .datasets.caption_data import with_keys
         return with_keys(dataset, transform)

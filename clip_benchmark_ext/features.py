@@ -204,7 +204,8 @@ def feature_path(folder: str, key: dict) -> str:
 def save_features(path: str, key: dict, features: Tensor, targets: Tensor, note: str = "") -> None:
     # The checksum is for flipped bits, which the format would not notice.
     tensors = {"features": features.contiguous(), "targets": targets.contiguous()}
-    save_tensors(path, tensors, {"key": _json(key), "checksum": hash_values(features, targets), "note": note})
+    save_tensors(path, tensors, {
+        "key": json.dumps(key, sort_keys=True), "checksum": hash_values(features, targets), "note": note})
 
 
 def load_features(path: str, key: dict) -> Features:
@@ -217,10 +218,6 @@ def load_features(path: str, key: dict) -> Features:
     if tensors.keys() != {"features", "targets"} or about.get("checksum") != hash_values(
             tensors["features"], tensors["targets"]):
         raise ValueError(f"{path} is damaged (its checksum is wrong)")
-    if about.get("key") != _json(key):
+    if about.get("key") != json.dumps(key, sort_keys=True):
         raise ValueError(f"{path} holds features of another model or data set")
     return tensors["features"], tensors["targets"]
-
-
-def _json(value: dict) -> str:
-    return json.dumps(value, sort_keys=True)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 MDC_LENGTH = 15  # tokens, one of the paper's lengths
 NUM_BEAMS = 6  # the paper's
-TASKS = ("auto", "captioning", "cloze", "image_caption_selection", "linear_probe", "probe", "segmentation",
-         "zeroshot_classification", "zeroshot_retrieval")
+TASKS = ("auto captioning cloze image_caption_selection linear_probe probe segmentation zeroshot_classification "
+         "zeroshot_retrieval").split()
 DECODING = {name: f"{'caption_' * (name == 'length')}{name}" for name in OPTIONS}  # the flags
 
 

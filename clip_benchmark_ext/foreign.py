@@ -17,7 +17,7 @@ from open_clip_mdc.models.captioner import Captioner
 from open_clip_mdc.models.foreign.base import ForeignCaptioner
 
 HF = "hf:"  # --model hf:FOLDER, or hf:NAME of the Hugging Face hub
-TASKS = ("captioning", "cloze", "image_caption_selection", "zeroshot_classification", "zeroshot_retrieval")
+TASKS = "captioning cloze image_caption_selection zeroshot_classification zeroshot_retrieval".split()
 # The files and classes of models/foreign/ by the model's class.
 ADAPTERS = {"CoCa": "coca.CoCaCaptioner", "NaFlexGenLip": "genlip.GenLIPCaptioner"}
 

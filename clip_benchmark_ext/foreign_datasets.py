@@ -2,7 +2,6 @@
 
 clip_benchmark's builders download what is not there. So `check_there` looks first for the files that they need.
 """
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from open_clip_mdc.data.paths import is_hidden, is_image
 
 from .datasets import known
 from .datasets.known import FOREIGN, MASKED
+from .datasets.local_files import read_json
 
 FOLDER = "folder"
 VALIDATION = ("val", "validation", "valid")
@@ -79,15 +79,18 @@ class ClassFolders(ImageFolder):
         return names, {name: number for number, name in enumerate(names)}
 
 
-def read_json(name: str) -> dict:
-    own = Path(builder.__file__).with_name(name)
-    return json.loads((Path(name) if os.path.exists(name) else own).read_bytes())
+def texts_of(name: str, *keys: str) -> list[str]:
+    """Return the texts of the first of the keys that a file has, or if it is not there clip_benchmark's of its name."""
+    path = Path(name) if os.path.exists(name) else Path(builder.__file__).parent / name
+    found = builder.value_from_first_key_found(read_json(path, "dict"), keys)
+    if not isinstance(found, (list, dict)):
+        raise ValueError(f"{path} should have a list of texts for {keys[0]!r}, not {found!r:.100}")
+    return found
 
 
 def templates_of(name: str, file: str | None, language: str) -> list[str]:
     """Return the templates of a data set, or else ImageNet's, from a custom file or clip_benchmark's of a language."""
-    found = read_json(file or f"{language}_zeroshot_classification_templates.json")
-    return builder.value_from_first_key_found(found, [name, "imagenet1k"])
+    return texts_of(file or f"{language}_zeroshot_classification_templates.json", name, "imagenet1k")
 
 
 tell = cache(logging.warning)  # once, as a data set is built several times
@@ -129,7 +132,7 @@ def class_folders(root: str, split: str, transform, language: str = "en", classn
         if not filled:
             raise FileNotFoundError(f"no image in the class folders of {folder}")
         logging.warning("%s has no image of %s", folder, ", ".join(empty))
-    dataset.classes = (read_json(classnames)[FOLDER] if classnames else
+    dataset.classes = (texts_of(classnames, FOLDER) if classnames else
                        [name.replace("_", " ") for name in dataset.class_to_idx])
     dataset.templates = templates_of(FOLDER, templates, language)
     if alone:

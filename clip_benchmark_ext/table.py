@@ -22,19 +22,19 @@ COLUMNS = {  # column: the metric that it shows
     "top-5": "acc5", "top-5 blind": "acc5_blind", "top-5 debiased": "acc5_debiased",
     **{f"{way} R@{k}{row}": f"{way}_retrieval_recall@{k}{row.replace(' ', '_')}"
        for way in ("image", "text") for k in (1, 5, 10) for row in ("", " blind", " debiased", " clip")},
-    "accuracy": "text_acc", "macro": "text_acc_macro",
-    "micro": "text_acc_micro", "blind": "text_acc_blind", "debiased": "text_acc_debiased", "image": "image_acc",
-    "both": "acc", "ties": "ties", "cases": "cases", "draws": "mean_draws", "length": "caption_length", "B@4": "Bleu_4",
-    "METEOR": "METEOR", "CIDEr": "CIDEr", "ROUGE-L": "ROUGE_L", "SPICE": "SPICE", "CLIPScore": "CLIPScore",
+    **dict(pair.split(": ") for pair in (
+        "accuracy: text_acc, macro: text_acc_macro, micro: text_acc_micro, blind: text_acc_blind, "
+        "debiased: text_acc_debiased, image: image_acc, both: acc, ties: ties, cases: cases, draws: mean_draws, "
+        "length: caption_length, B@4: Bleu_4, METEOR: METEOR, CIDEr: CIDEr, ROUGE-L: ROUGE_L, SPICE: SPICE, "
+        "CLIPScore: CLIPScore").split(", ")),
     **{f"{way}{row}": f"{way}_acc{row.replace(' ', '_')}" for way in ("cloze", "choice") for row in ("", " blind")},
-    "majority": "majority_acc",
-    **{f"{k}-NN": f"knn{k}_acc1" for k in (10, 20, 100, 200)}, "linear": "linear_acc1", "linear, macro": "linear_macro",
-    "attentive": "attentive_acc1", "attentive, macro": "attentive_macro", "mIoU": "miou", "pixel accuracy": "pixel_acc",
-    "RefCLIPScore": "RefCLIPScore",
+    "majority": "majority_acc", **{f"{k}-NN": f"knn{k}_acc1" for k in (10, 20, 100, 200)}, "linear": "linear_acc1",
+    "linear, macro": "linear_macro", "attentive": "attentive_acc1", "attentive, macro": "attentive_macro",
+    "mIoU": "miou", "pixel accuracy": "pixel_acc", "RefCLIPScore": "RefCLIPScore",
     "mean length": "mean_length", "references": "reference_mean_length",  # numbers of words
 }
 OF_THE_SUBSET = {"dataset_root": None, "data_sha256": None}  # settings that may differ between subsets of a group
-COUNTS = ("ties", "cases", "draws", "length")
+COUNTS = "ties cases draws length".split()
 LENGTHS = ("mean length", "references")
 
 
@@ -52,7 +52,8 @@ def read_results(paths: list[str]) -> list[dict]:
     for path in paths:
         try:
             result = parse_json(Path(path).read_bytes())
-            metrics = {name: checked(name, value) for name, value in result["metrics"].items() if value is not None}
+            metrics = {name: checked(name, value) for name, value in result["metrics"].items()
+                       if value is not None and not name.endswith("_missing")}
             results += feature_rows({**{k: "" + result[k] for k in ("dataset", "model", "pretrained", "task")},
                             "metrics": metrics, "settings": result.get("settings", {}) | OF_THE_SUBSET})
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
@@ -70,11 +71,12 @@ def read_results(paths: list[str]) -> list[dict]:
 
 
 def feature_rows(result: dict) -> list[dict]:
-    """Return one result per feature of a probe or group of images, whose metrics are named FEATURE/METRIC."""
+    """Return one result per feature or group of images, by FEATURE/METRIC. What no column shows is no row."""
     rows = defaultdict(dict)
     for name, value in result["metrics"].items():
         feature, _, metric = name.rpartition("/")
         rows[feature][metric] = value
+    rows = {name: own for name, own in rows.items() if not name or not own.keys().isdisjoint(COLUMNS.values())}
     if len(rows) < 2:
         return [result]
     whole = "all" if result["task"] == "captioning" else "encoder"

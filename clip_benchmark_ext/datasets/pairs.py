@@ -24,10 +24,10 @@ PAIRS = 200  # of each kind, and at most one of a kind from each image
 NOUNS = hallucination.NOUNS
 COLOURS = [colour for colour in hallucination.COLOURS if colour != "orange"]  # as when results were measured
 CONTEXT_WORDS = {"and", "with", "near", "beside", "next"}  # a swap across one of these leaves the caption true
-RELATIONS = {
-    "in front of": "behind", "behind": "in front of", "over": "under", "under": "over", "up": "down", "down": "up",
-    "into": "out of", "out of": "into", "on top of": "beneath", "inside": "outside", "outside": "inside", "off": "onto",
-    "above": "below", "below": "above", "toward": "away from", "towards": "away from", "onto": "off"}
+RELATIONS = dict(pair.split(":") for pair in (
+    "in front of:behind, behind:in front of, over:under, under:over, up:down, down:up, into:out of, out of:into, "
+    "on top of:beneath, inside:outside, outside:inside, off:onto, above:below, below:above, toward:away from, "
+    "towards:away from, onto:off").split(", "))
 
 
 def swap(caption: str, words: list[str]) -> str | None:

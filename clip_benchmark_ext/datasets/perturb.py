@@ -17,8 +17,8 @@ from open_clip_mdc.progress import progress_bar
 
 # The captions of an ARO Order case are the right one, then these four.
 PERTURBATIONS = ("shuffle_nouns_and_adj", "shuffle_allbut_nouns_and_adj", "shuffle_within_trigrams", "shuffle_trigrams")
-NOUN_TAGS = frozenset({"NN", "NNS", "NNP", "NNPS"})
-ADJECTIVE_TAGS = frozenset({"JJ", "JJR", "JJS"})
+NOUN_TAGS = frozenset("NN NNS NNP NNPS".split())
+ADJECTIVE_TAGS = frozenset("JJ JJR JJS".split())
 SEED = 1  # `main_aro.py --seed` of the official code
 MAX_WORDS = 30
 

@@ -27,8 +27,9 @@ def picture_of_file(document: dict) -> list[Image.Image]:
 
 
 def caption_and_references(document: dict, answers: list[str]) -> dict[str, dict]:
-    """Return for each metric the caption and the lines of KEY.txt."""
-    about = {"answer": document["txt"].split("\n"), "pred": answers[0], "image_id": document["number"]}
+    """Return for each metric the caption and the lines of KEY.txt, without empty ones."""
+    lines = document["txt"].split("\n")
+    about = {"answer": [*filter(str.strip, lines)], "pred": answers[0], "image_id": document["number"]}
     return {f"flickr_{metric}": about for metric in METRICS}
 
 

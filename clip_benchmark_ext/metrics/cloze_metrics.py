@@ -59,7 +59,7 @@ def cloze_metrics(answers: Mapping[str, Sequence[Answer]], lists: Mapping[str, S
             weights[named] = [float(len(own)) for own in right]
             metrics[named] = fmean(o[name] for own in right for o in own)
             means[name].append(metrics[named])
-        metrics[f"majority_acc_{kind}"] = max(all_answers.values()) / all_answers.total()
-        means["majority_acc"].append(metrics[f"majority_acc_{kind}"])
+        metrics[f"majority_acc_{kind}"] = majority = max(all_answers.values()) / all_answers.total()
+        means["majority_acc"].append(majority)
     return ({name: fmean(numbers) for name, numbers in means.items()} | metrics,
             {"images": list(answers), "values": values, "weights": weights})

@@ -15,11 +15,11 @@ COLOURS = "black white red blue brown green yellow pink purple orange tan grey".
 NOUNS = ("man woman boy girl dog child person baby lady ball bike car boat bench tree table building street beach "
          "field pool mountain river lake camera hat shirt jacket frisbee toy stick rock wall fence skateboard "
          "surfboard horse cat bird wave hill road ramp swing slide").split()
-RELATIONS = ("left of", "right of", "up above", "down below", "in front of", "on top of", "out of", "away from", "over",
-             "behind", "under", "up", "down", "into", "beneath", "inside", "outside", "above", "below", "toward", "off",
-             "towards", "onto", "larger than", "smaller than", "west of", "north of", "northwest of", "northeast of")
-PLURALS = {"men": "man", "women": "woman", "children": "child", "people": "person", "ladies": "lady", "babies": "baby",
-           "beaches": "beach", "benches": "bench", "gray": "grey"}
+RELATIONS = ("left of, right of, up above, down below, in front of, on top of, out of, away from, over, behind, under, "
+             "up, down, into, beneath, inside, outside, above, below, toward, off, towards, onto, larger than, "
+             "smaller than, west of, north of, northwest of, northeast of").split(", ")
+PLURALS = dict(pair.split(":") for pair in ("men:man women:woman children:child people:person ladies:lady babies:baby "
+                                            "beaches:beach benches:bench gray:grey").split())
 KINDS = {"colours": COLOURS, "nouns": [*NOUNS, *OUTLINES], "relations": RELATIONS}
 PATTERNS = {kind: re.compile(r"\b(?:" + "|".join(sorted(words, key=len, reverse=True)) + r")\b")
             for kind, words in KINDS.items()}

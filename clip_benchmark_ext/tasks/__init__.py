@@ -29,6 +29,8 @@ class Task(NamedTuple):
 
 
 SCORER = ("scorer", "num_samples", "alpha")
+SPLITS = ("train_split", "val_split", "val_proportion")
+PROBE = ("fewshot_lr", "fewshot_epochs", "batch_size", "seed", "normalize")
 TASKS = {
     "image_caption_selection": Task(".selection:run", (), (), SCORER, scoring_options),
     "zeroshot_classification": Task(
@@ -36,16 +38,11 @@ TASKS = {
         scoring_options),
     "zeroshot_retrieval": Task(
         ".retrieval:run", ("annotation_file", "recall_k"), (), (*SCORER, "clip", "shortlist"), retrieval_options),
-    "linear_probe": Task(".linear_probe:run", (
-        "train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_lr", "fewshot_epochs", "batch_size",
-        "seed", "normalize"), ("feature", "image_size")),
-    "probe": Task(".probe:run", (
-        "train_split", "val_split", "val_proportion", "fewshot_lr", "fewshot_epochs", "batch_size", "seed",
-        "normalize"), ("feature", "image_size"), of_towers=True),
+    "linear_probe": Task(".linear_probe:run", (*SPLITS, "fewshot_k", *PROBE), ("feature", "image_size")),
+    "probe": Task(".probe:run", (*SPLITS, *PROBE), ("feature", "image_size"), of_towers=True),
     "cloze": Task(".cloze:run", ("annotation_file",), ("cloze_words",), ("alpha",), cloze_options),
     "segmentation": Task(".segmentation:run", (
-        "train_split", "val_split", "val_proportion", "fewshot_epochs", "batch_size", "seed"), ("image_size",),
-        of_towers=True),
+        *SPLITS, "fewshot_epochs", "batch_size", "seed"), ("image_size",), of_towers=True),
     "captioning": Task(
         ".captioning:run", ("annotation_file",),
         (*DECODING.values(), "phrase", "train_captions", "clipscore_model", "clipscore_pretrained"), (),

@@ -89,11 +89,7 @@ def fit(make: Callable[[], nn.Module], splits: Splits, loss_of: Loss,
 
 def train(head: nn.Module, rows: Tensor, loss_of: Loss, lr: float,
           weight_decay: float, epochs: int, batch_size: int, seed: int, desc: str) -> nn.Module:
-    """Train a head by AdamW, with a warm-up over a twentieth of the steps and a cosine schedule down to 0.
-
-    Args:
-        rows: row numbers of the images.
-    """
+    """Train a head on the images `rows` by AdamW, with a warm-up over a twentieth of the steps and a cosine to 0."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=weight_decay)
     steps = epochs * -(-len(rows) // batch_size)

@@ -34,6 +34,7 @@ from open_clip_mdc.likelihood.log_likelihood import SCORERS, decoder_passes, log
 from open_clip_mdc.models.precision import without_autocast
 from open_clip_mdc.text.special_tokens import not_whole
 
+from ..datasets.caption_data import read_batch
 from ..distributed import is_first, own_batches
 from ..evaluation_job import Job
 from ..features import cached_features, describe_data, feature_path
@@ -144,7 +145,8 @@ def measure(rows: dict[str, Tensor], positive: Tensor, ks: Sequence[int], listed
 def run(job: Job, batches: DataLoader) -> dict:
     args, model, tokenizer, options = job.args, job.model, job.tokenizer, dict(job.options)
     if job.by_cosine:
-        return zeroshot_retrieval.evaluate(model, batches, tokenizer, args.device, args.amp, args.recall_k)
+        pairs = (read_batch(i, batch, batches)[1:] for i, batch in enumerate(batches))
+        return zeroshot_retrieval.evaluate(model, pairs, tokenizer, args.device, args.amp, args.recall_k)
     alpha, spec, shortlist = options.pop("alpha"), options.pop("clip", None), options.pop("shortlist", None)
     clip = clip_models.load(*clip_models.parse(spec), args.device) if spec else None
     with job.autocast():

@@ -73,8 +73,7 @@ def cosine_scorer(model: torch.nn.Module, tokenizer: Callable, device: str) -> S
         image_embs = F.normalize(model.encode_image(images.flatten(0, 1).to(device)), dim=-1)
         text_embs = F.normalize(model.encode_text(
             tokenizer([caption for captions in texts for caption in captions]).to(device)), dim=-1)
-        pairs = zip(image_embs.split(images.shape[1]), text_embs.split([len(captions) for captions in texts]),
-                    strict=True)
+        pairs = zip(image_embs.split(images.shape[1]), text_embs.split(list(map(len, texts))), strict=True)
         scores = []
         with torch.autocast(device, enabled=False):  # as clip_benchmark multiplies outside of it
             for image, text in pairs:

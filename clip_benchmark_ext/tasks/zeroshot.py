@@ -55,7 +55,7 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
                         len(flat), passes)
 
     def of_classes(scores: Tensor) -> Tensor:  # [B, K * T] -> [B, K]
-        return torch.stack([x.mean(1) for x in scores.cpu().split([len(one) for one in captions], dim=1)], dim=1)
+        return torch.stack([x.mean(1) for x in scores.cpu().split(list(map(len, captions)), dim=1)], dim=1)
 
     results, kept, draw = [], [], Random(0)
     for i, (images, target) in own_batches(dataloader, "zero-shot by likelihood"):
@@ -64,9 +64,9 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
         kept += zip((draw.random() for _ in images), images, strict=True)
         kept = sorted(kept, key=itemgetter(0))[:NULL_IMAGES]
     # Images drawn from all, as data sets are often sorted by class. Each process has its own.
-    null = null_image(model, ((part,) for part in torch.stack([image for _, image in kept]).split(MIN_NULL_IMAGES)),
-                      device)
-    null = torch.stack(merge([(0, null.cpu())])).mean(0).to(device)
+    null = [(0, null_image(model, ((part,) for part in torch.stack([image for _, image in kept]).split(
+        MIN_NULL_IMAGES)), device).cpu())] if kept else []
+    null = torch.stack(merge(null)).mean(0).to(device)
     blind = of_classes(log_likelihood(model, None, tokens[None], blind=null, **options))
     plain, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))
     return {"plain": plain, "blind": blind.expand_as(plain),

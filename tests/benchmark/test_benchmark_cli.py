@@ -35,7 +35,7 @@ def test_two_gloo_processes_of_three_workers_give_the_numbers_of_one_to_the_digi
         "selection": ("sugar_crepe/replace_rel", scenes / "sugarcrepe", "--batch_size 7"),
         "probe": (*probe, "linear_probe"),
         "probes": (*probe, "probe", "--fewshot_epochs 1"),
-        "zeroshot": (*probe, "zeroshot_classification"),
+        "zeroshot": (*probe, "zeroshot_classification"), "few": (*probe, "zeroshot_classification", "--batch_size 64"),
         "retrieval": ("wds/x", captioned(tmp_path), "--task zeroshot_retrieval --batch_size 3"),
     }
     tasks = {name: words(*flags_of(runs, *flags)) for name, flags in tasks.items()}
@@ -156,3 +156,4 @@ def test_a_file_that_is_read_is_not_written(clip_benchmark, flag):
         said = refused(SystemExit, cli.main, [*argv, flag, out])
         assert ("would replace mine.json, which is read" in said) == (out != "other.json")
     assert Path("mine.json").read_text() == "mine"
+    assert "one file for several --dataset" in refused(SystemExit, cli.main, [*argv, "--dataset", "a", "b", flag, out])

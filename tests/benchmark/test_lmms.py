@@ -86,7 +86,7 @@ def evaluate(here, monkeypatch):
     pope, choices = [], []
     for i in range(40):
         picture(here / f"photos/{i}.png", i)
-        (here / f"photos/{i}.txt").write_text(f"{CAPTIONS[i % 4]}\na picture of {i}")
+        (here / f"photos/{i}.txt").write_text(f"{CAPTIONS[i % 4]}\n\na picture of {i}")
         pope.append({"question_id": i, "image": f"{i}.png", "text": f"Is there {THINGS[i % 4]} in the image?",
                      "label": ("yes", "no")[i % 2]})
         choices.append({"image": f"{i}.png", "captions": CAPTIONS, "answer": i % 4})

@@ -91,10 +91,10 @@ def test_class_folders_are_probed_and_classified(photos, runs):
         (photos / split / ".thumbnails").mkdir()
     probed = evaluate(runs, "folder", photos, PROBE)
     assert probed["dataset"] == "folder" and 0 <= probed["metrics"]["lp_acc1"] <= 1
-    write_json("names.json", {"folder": ["star", "square", "circle"]})
+    write_json(photos / "names.json", {"folder": ["star", "square", "circle"]})
     write_json("templates.json", {"folder": ["a {c}"]})
     results = [evaluate(runs, name, photos, "--dump_classnames --custom_template_file templates.json", *more)
-               for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file names.json",)))]
+               for name, more in (("folder", ()), ("imagefolder", ("--custom_classname_file", photos / "names.json")))]
     assert [result["classnames"] for result in results] == [["big cat", "dog", "owl"], ["star", "square", "circle"]]
     assert all(result["metrics"]["acc1"] * 12 % 1 == pytest.approx(0) for result in results)  # of 12 images of val
     for old, name in (("val", "validation"), ("validation", "valid"), ("valid", "val")):  # as others call it

@@ -27,7 +27,7 @@ KS = (1, 3)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """Nine images with one to three captions each, in two shards."""
-    samples = [(f"key{i}", (i, "\n".join(own))) for i, own in enumerate(CAPTIONS)]
+    samples = [(f"key{i}", (i, "\n \n".join([*own, ""]))) for i, own in enumerate(CAPTIONS)]
     return captioned_webdataset(tmp_path_factory.mktemp("data"), dict(samples[:5]), dict(samples[5:]))
 
 

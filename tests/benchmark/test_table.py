@@ -42,14 +42,14 @@ def test_results_of_other_settings_are_averaged_apart(tmp_path):
     for draws, accuracy in ((4, 0.5), (8, 0.75)):
         for subset in GROUPS["swap"]:
             files.append(write(tmp_path / str(draws), f"sugar_crepe/{subset}", text_acc=accuracy, cases=4))
-            write_json(files[-1], read_json(files[-1]) | {
-                "settings": {"num_samples": draws, "dataset_root": subset}})
+            write_json(files[-1], read_json(files[-1]) | {"settings": {"num_samples": draws, "dataset_root": subset}})
     rows = markdown(read_results(files)).splitlines()[2:]
     assert sorted(row.split("|")[4].strip() for row in rows if "macro" in row) == ["50.0", "75.0"]
 
 
-def test_results_that_upstreams_command_wrote_have_no_number_of_cases_and_no_mean_over_them(tmp_path):
-    files = [write(tmp_path, f"sugar_crepe/{subset}", text_acc=0.25, image_acc=1.0, acc=0.25)
+def test_without_a_number_of_cases_there_is_no_mean_over_them_and_what_no_column_shows_is_no_row(tmp_path):
+    files = [write(tmp_path, f"sugar_crepe/{subset}", text_acc=0.25, image_acc=1.0, acc=0.25, cases=None,
+                   text_acc_missing="a reason", **{"iou car/truck": 0.5})
              for members in GROUPS.values() for subset in members]
     table = run("python", "-m", "clip_benchmark_ext.table", *files, fork=True).stdout
     assert "| sugar_crepe/add, macro | ViT-B-32 |  | 25.0 |" in table and "micro" not in table

@@ -61,7 +61,6 @@ IMPORTED = {
     "webdataset.filters:_shuffle": "finds the sample shuffle, which upstream leaves unseeded",
     "webdataset.handlers:reraise_exception": "what webdataset does with an error by default",
     "webdataset.gopen:gopen": "shards are read as a stream, from files and URLs",
-    "webdataset.shardlists:expand_urls": "patterns of shards mean what they mean in training",
     "webdataset.tariterators:base_plus_ext": "members of a shard are named as in training",
     "webdataset.writer:TarWriter": "shards are written",
     "clip_benchmark.cli:main_build": "the CSV of all results",

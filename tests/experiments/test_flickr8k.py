@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from conftest import REPO, SHARED, needs_data, saved
+from conftest import REPO, SHARED, needs_data, refused, saved
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 
@@ -53,6 +53,7 @@ def test_pairs_of_rendered_images_are_sugar_crepe_files(tmp_path):
     assert sorted(path.name for path in (tmp_path / "pairs/val2017").iterdir()) == [
         "000000000000.jpg", "000000000001.jpg"]
     assert {path.name for path in tmp_path.iterdir()} == {"0.tar", "pairs"}
+    assert "0.tar" in refused(ValueError, pairs.captions_in, {"__url__": "0.tar", "__key__": "a", "json": b"{}"})
 
 
 def test_the_first_photographs_are_a_shard_of_their_own(tmp_path, monkeypatch):

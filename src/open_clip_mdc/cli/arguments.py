@@ -38,7 +38,7 @@ def share(value: str) -> float:
     return float(value)
 
 
-TYPES = decoding.TYPES | {"objects": objects, "kind": kind, "share": share, "small": number_from(1, 65_535),
+TYPES = decoding.TYPES | {"objects": objects, "kind": kind, "share": share, "up to 65535": number_from(1, 65_535),
                           "jobs": number_from(1, 1000), "workers": number_from(0, 1000)}
 
 
