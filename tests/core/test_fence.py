@@ -22,7 +22,7 @@ BUDGET = {
     "src": (("src",), 17_535, 94.4),
     "clip_benchmark_ext": (("clip_benchmark_ext",), 5_800, 34.7),
     "experiments and benchmarks": (("experiments", "benchmarks"), 6_990, 44.9),
-    "tests": (("tests",), 24_360, 178.3),
+    "tests": (("tests",), 24_350, 177.0),
 }
 LONGEST_FUNCTION = 60  # lines
 MOST_FLAGS = 192
