@@ -82,7 +82,7 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
     for name in OUTPUTS:
         if template := values.get(name):
             check_unread(f"--{name}", template, files_in(x for key, x in values.items() if key not in OUTPUTS))
-            for field in ("dataset", "model", "pretrained", "language"):
+            for field in "dataset model pretrained language".split():
                 if isinstance(values[field], list) and values[field][1:] and "{" + field not in template:
                     raise ValueError(f"--{name} {template} is one file for several --{field}: put {{{field}}} into it")
 

@@ -13,12 +13,12 @@ from torch.utils.data import Dataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import Compose
 
+from open_clip_mdc.data.files import parse_json
 from open_clip_mdc.data.images import decode_image, upright
 from open_clip_mdc.data.paths import is_hidden, is_image
 
 from .datasets import known
 from .datasets.known import FOREIGN, MASKED
-from .datasets.local_files import read_json
 
 FOLDER = "folder"
 VALIDATION = ("val", "validation", "valid")
@@ -82,7 +82,7 @@ class ClassFolders(ImageFolder):
 def texts_of(name: str, *keys: str) -> list[str]:
     """Return the texts of the first of the keys that a file has, or if it is not there clip_benchmark's of its name."""
     path = Path(name) if os.path.exists(name) else Path(builder.__file__).parent / name
-    found = builder.value_from_first_key_found(read_json(path, "dict"), keys)
+    found = builder.value_from_first_key_found(parse_json(path.read_bytes(), path), keys)
     if not isinstance(found, (list, dict)):
         raise ValueError(f"{path} should have a list of texts for {keys[0]!r}, not {found!r:.100}")
     return found

@@ -19,8 +19,8 @@ from training import pipeline
 from experiments import judge
 from open_clip_mdc.bulk.tables import read_about
 from open_clip_mdc.data import images
-from open_clip_mdc.data.paths import COUNTED, count_images, find_images
-from open_clip_mdc.data.shards import members, read_samples
+from open_clip_mdc.data.paths import find_images
+from open_clip_mdc.data.shards import COUNTED, count_images, members, read_samples
 from open_clip_mdc.integration.csv_images import CsvImages
 from open_clip_mdc.integration.pretrained import PretrainedCaptioner
 

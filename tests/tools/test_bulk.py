@@ -73,7 +73,7 @@ def test_a_table_has_the_captions_that_the_jsonl_file_has(place, tmp_path, capsy
             assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
 
 
-@pytest.mark.parametrize("kind, layer", [("gap", ()), ("cls", ()), ("patches", ()), ("cls", ("--layer 0",))])
+@pytest.mark.parametrize("kind, layer", [("gap", ()), ("cls", ()), ("patches", ()), ("cls", ("--layer", 0))])
 def test_features_are_those_of_the_python_api_and_a_layers_go_into_a_folder_of_their_own(place, tmp_path, kind, layer):
     argv = (shards(place, 0), "--out", tmp_path / "f", "--feature", kind)
     assert run("embed", place, *argv, *layer, "--batch-size 2") is None

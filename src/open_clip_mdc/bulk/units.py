@@ -17,7 +17,8 @@ from pathlib import Path
 
 from ..data.csv_pairs import CsvRows, read_csv
 from ..data.files import file_state, sha256
-from ..data.paths import IMAGE_FILES, SHARDS, find_images, is_shard, sizes_of, total_of, without_suffix
+from ..data.paths import IMAGE_FILES, SHARDS, find_images, is_shard, without_suffix
+from ..data.shards import sizes_of, total_of
 from ..errors import complain, plural
 from ..progress import progress_bar
 from .engine import make_each

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..data.cache import name_of
 from ..data.features import Features, digest, place_of, save
 from ..data.images import Images, Source, as_it_is, open_image
-from ..data.paths import ANY_IMAGES, count_images, find_images
+from ..data.paths import ANY_IMAGES, find_images
+from ..data.shards import count_images
 from ..integration.pretrained import PretrainedCaptioner
 from ..models.towers import patch_tower
 from ..progress import progress_bar

@@ -5,7 +5,8 @@ from pathlib import Path
 from ..data.files import file_state, sha256
 from ..data.images import Batch, Images
 from ..data.journal import Journal
-from ..data.paths import count_images, is_shard
+from ..data.paths import is_shard
+from ..data.shards import count_images
 from ..progress import progress_bar
 
 

@@ -81,7 +81,8 @@ def null_image(loaded: "PretrainedCaptioner", paths: list, args: argparse.Namesp
     Returns it with a description that a resumed run compares: the number of images and a hash of their pixels.
     """
     from ..data.images import Images
-    from ..data.paths import ANY_IMAGES, count_images, find_images
+    from ..data.paths import ANY_IMAGES, find_images
+    from ..data.shards import count_images
     from ..data.weights import hash_tensor
     from ..likelihood.log_likelihood import mean_image
     from ..progress import progress_bar

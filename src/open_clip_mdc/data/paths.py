@@ -2,7 +2,6 @@
 import glob
 import os
 import re
-from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from shlex import quote
@@ -10,7 +9,7 @@ from shlex import quote
 from braceexpand import braceexpand
 from PIL import Image, UnidentifiedImageError
 
-from .files import AnyPath, check_readable, files_below, json_object
+from .files import AnyPath, check_readable, files_below
 
 # The formats that Pillow may open: by default it would also run Ghostscript on an EPS file.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
@@ -22,7 +21,6 @@ UNREADABLE_FILES = (".svg", ".eps", ".psd", ".jxl", ".dng", ".cr2", ".cr3", ".ne
 SHARDS = (".tar", ".tar.gz", ".tgz")
 ANY_IMAGES = IMAGE_FILES + SHARDS  # files that hold images
 TO_SHARDS = (".parquet", ".json", ".jsonl", ".csv", ".tsv")  # those that `open_clip_mdc prepare shards` reads
-COUNTED = 8  # shards of unknown size whose members are counted before the work. The others are taken for like them
 # Other files that users give where images or shards are expected.
 OTHERS = (*TO_SHARDS, ".arrow", ".txt", ".zip", ".npy", ".h5", ".lmdb", ".html", ".pdf", ".mp4")
 
@@ -142,56 +140,3 @@ def find_images(paths: list[str], kinds: tuple[str, ...] = IMAGE_FILES) -> list[
                         f": make shards of {other} and the like by {to_shards(match)}" if other else ""))
                 found += files
     return found
-
-
-def read_sizes(folder: Path) -> dict:
-    """Return the content of a folder's sizes.json, {} if there is none."""
-    try:
-        return json_object((folder / "sizes.json").read_bytes())
-    except OSError:
-        return {}
-
-
-@cache
-def images_in(shard: Path) -> int:
-    """Return the number of keys with an image, up to where the shard is damaged."""
-    from .shards import file_names  # imports torch
-    keys = set()
-    with suppress(OSError, ValueError):  # who reads the images says what is wrong
-        for name in file_names(str(shard)):
-            if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
-                keys.add(re.sub(r"\.[^/]*$", "", name))  # up to the first dot behind the folder
-    return len(keys)
-
-
-def sizes_of(units: list) -> dict:
-    """Return the number of images in each shard, image file, folder or part of a table, or None if it is unknown.
-
-    The sizes.json beside shards says it. Without one, a few are counted.
-    """
-    found, read = {}, cache(read_sizes)  # once a folder, as it may list 100,000 shards
-    for unit in units:
-        if not isinstance(unit, Path):
-            found[unit] = unit.count
-        elif unit.is_dir():
-            found[unit] = len(find_images([str(unit)]))
-        elif is_shard(unit):
-            size = read(unit.parent).get(unit.name)
-            found[unit] = size if type(size) is int and 0 <= size < 2**53 else None
-        else:
-            found[unit] = 1
-    for unit in [unit for unit, size in found.items() if size is None][:COUNTED]:
-        found[unit] = images_in(unit)
-    return found
-
-
-def total_of(sizes: dict) -> int | None:
-    """Return the number of all images. A shard of unknown size counts as the average. None if nothing is known."""
-    known = [size for size in sizes.values() if size is not None]
-    return round(sum(known) / len(known) * len(sizes)) if known else None
-
-
-def count_images(paths: list, limit: int | None = None) -> int | None:
-    """Return the number of images, up to `limit`, for a progress bar."""
-    total = total_of(sizes_of(paths))
-    return total if total is None or limit is None else min(total, limit)

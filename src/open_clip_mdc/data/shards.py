@@ -8,7 +8,8 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlparse
@@ -19,7 +20,7 @@ from webdataset.tariterators import base_plus_ext
 from webdataset.writer import TarWriter
 
 from .files import AnyPath, check_readable, json_object, new_file, write_json
-from .paths import IMAGE_SUFFIXES, check_kind, expand, is_hidden
+from .paths import IMAGE_FILES, IMAGE_SUFFIXES, check_kind, expand, find_images, is_hidden, is_shard
 
 LABELS = {"txt", "json", "cls", "npy"}  # members that make an image a sample of its own (`regroup`)
 LARGEST, LARGEST_TEXT = 2 ** 28, 2 ** 24  # maximum bytes of a member, and of a KEY.txt or KEY.json
@@ -28,6 +29,7 @@ EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile
 SCHEMES = ("file", "http", "https", "ftps", "sftp", "scp", "gs", "hf")  # allowed URLs. "pipe" and "ais" run commands
 META = r"__[^/]*__($|/)"  # names that webdataset reserves
 INCOMPLETE = "not a complete tar file. Download or write it again"
+COUNTED = 8  # shards of unknown size whose members are counted before the work. The others are taken for like them
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # by Pillow's format. Some JPEGs are MPO files
 
 
@@ -270,3 +272,52 @@ def image_suffix(data: bytes) -> str:
 def shard_pattern(folder: AnyPath, count: int) -> str:
     """Return the `--train-data` pattern of the first `count` shards in a folder."""
     return f"{folder}/00000.tar" if count == 1 else f"{folder}/{{00000..{count - 1:05d}}}.tar"
+
+
+def read_sizes(folder: Path) -> dict:
+    """Return the content of a folder's sizes.json, {} if there is none."""
+    try:
+        return json_object((folder / "sizes.json").read_bytes())
+    except OSError:
+        return {}
+
+
+@cache
+def images_in(shard: Path) -> int:
+    """Return the number of keys with an image, up to where the shard is damaged."""
+    keys = set()
+    with suppress(OSError, ValueError):  # who reads the images says what is wrong
+        for name in file_names(str(shard)):
+            if name.lower().endswith(IMAGE_FILES) and not is_hidden(name):
+                keys.add(re.sub(r"\.[^/]*$", "", name))  # up to the first dot behind the folder
+    return len(keys)
+
+
+def sizes_of(units: list) -> dict:
+    """Return the images in each shard, file, folder or part of a table, by sizes.json or a count, None if unknown."""
+    found, read = {}, cache(read_sizes)  # once a folder, as it may list 100,000 shards
+    for unit in units:
+        if not isinstance(unit, Path):
+            found[unit] = unit.count
+        elif unit.is_dir():
+            found[unit] = len(find_images([str(unit)]))
+        elif is_shard(unit):
+            size = read(unit.parent).get(unit.name)
+            found[unit] = size if type(size) is int and 0 <= size < 1e15 else None
+        else:
+            found[unit] = 1
+    for unit in [unit for unit, size in found.items() if size is None][:COUNTED]:
+        found[unit] = images_in(unit)
+    return found
+
+
+def total_of(sizes: dict) -> int | None:
+    """Return the number of all images. A shard of unknown size counts as the average. None if nothing is known."""
+    known = [size for size in sizes.values() if size is not None]
+    return round(sum(known) / len(known) * len(sizes)) if known else None
+
+
+def count_images(paths: list, limit: int | None = None) -> int | None:
+    """Return the number of images, up to `limit`, for a progress bar."""
+    total = total_of(sizes_of(paths))
+    return total if total is None or limit is None else min(total, limit)
