@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int | None:
         leave_at_exit()
     except (ValueError, OSError) as problem:
         raise messages.Refusal(messages.complaint(problem, args, argv, "_")) from None
-    except RuntimeError as problem:
+    except (RuntimeError, MemoryError) as problem:
         sys.exit(f"error: {messages.of_worker(problem)}")
     except KeyboardInterrupt:
         sys.exit("interrupted")

@@ -64,8 +64,8 @@ def likelihood_logits(model: Captioner, dataloader: DataLoader, tokenizer: Calla
         kept += zip((draw.random() for _ in images), images, strict=True)
         kept = sorted(kept, key=itemgetter(0))[:NULL_IMAGES]
     # Images drawn from all, as data sets are often sorted by class. Each process has its own.
-    null = [(0, null_image(model, ((part,) for part in torch.stack([image for _, image in kept]).split(
-        MIN_NULL_IMAGES)), device).cpu())] if kept else []
+    null = [(0, null_image(model, zip(torch.stack([image for _, image in kept]).split(MIN_NULL_IMAGES), strict=True),
+                           device).cpu())] if kept else []  # a process may have no batch
     null = torch.stack(merge(null)).mean(0).to(device)
     blind = of_classes(log_likelihood(model, None, tokens[None], blind=null, **options))
     plain, targets = (torch.cat(x) for x in zip(*merge(results), strict=True))

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int | None:
             raise
         raise Refusal(f"--resume {args.resume} was trained without --fsdp: go on without it, or give its weights by "
                       "--pretrained") from None
-    except RuntimeError as problem:
+    except (RuntimeError, MemoryError) as problem:
         if not (isinstance(problem, Misfit) or "Error(s) in loading state_dict" in str(problem)):
             sys.exit(f"error: {of_worker(problem)}")
         flag = f"--resume {args.resume}" if args.resume else f"--pretrained {args.pretrained}"

@@ -18,11 +18,11 @@ from .shards import read_metadata
 def image_id(metadata: Mapping, name: str) -> int | None:
     """Return the image_id by KEY.json and the image's name without folders, or None if there is none."""
     value = metadata.get("image_id")
-    if isinstance(value, (int, str)) and re.fullmatch("[0-9]{1,18}", str(value)):
+    if isinstance(value, (int, str)) and re.fullmatch("[0-9]{1,19}", str(value)):
         return int(value)
     filename = metadata.get("filename")
     stem = PurePosixPath(filename if isinstance(filename, str) and filename else name).stem
-    found = re.search(r"(?:^|[^0-9A-Za-z])([0-9]{1,18})$", stem)
+    found = re.search(r"(?:^|[^0-9A-Za-z])([0-9]{1,19})$", stem)
     return int(found[1]) if found else None
 
 
