@@ -47,7 +47,8 @@ help:
 	@echo "make table6 figure7 mcdiffusion               test the claims of MC-Diffusion (scenes, flickr8k, cub)"
 	@echo "make table7 figure8 figure9 figure10 article  test the claims of a summary article (scenes, flickr8k without figure8)"
 	@echo "make table8 views                             compare two views of a caption with one at equal cost (scenes)"
-	@echo "make between               what lies between ARC and MDC: blocks, and captioners that learn both ways (2 h)"
+	@echo "make between               what lies between ARC and MDC: blocks, and captioners that learn both ways (2 h),"
+	@echo "     SCALE=rich after half of a run of richer scenes (2 h)"
 	@echo "make rates own fair        find a learning rate for MDC and one for ARC, compare both at their own (scenes, rich)"
 	@echo "make longer SCALE=rich     the same after 80,000 to 640,000 images (9 core-hours for three seeds)"
 	@echo "make objectives SCALE=rich weighed and hidden words, both directions, given beginnings (8 core-hours)"
@@ -167,7 +168,8 @@ table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
 photos tries: override SCALE := $(SCALE:scenes=photos)
 photos tries towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
-contexts between: override SCALE := contexts
+contexts: override SCALE := contexts
+between: override SCALE := $(SCALE:scenes=contexts)
 sentences: override SCALE := sentences
 towers: override SCALE := towers
 photos: SEEDS := $(or $(SEEDS),0)

@@ -32,8 +32,7 @@ TITLES = {
     "table6": "Table 6: MC-Diffusion's forward processes and image encoders", "figure7": "Figure 7: guidance",
     "table7": "Table 7: an article's claims on CLIP guidance, regions and masked features",
     "figure8": "Figure 8: a concept from few images", "figure9": "Figure 9: corrupted images",
-    "figure10": "Figure 10: diversity",
-    "table8": "Table 8: two views of a caption at equal cost",
+    "figure10": "Figure 10: diversity", "table8": "Table 8: two views of a caption at equal cost",
     "claims": "Verdicts on the paper's claims", "compared": "Verdicts on MDC and ARC compared",
     "article": "Verdicts on the article's claims",
     "mcdiffusion": "Verdicts on MC-Diffusion's claims", "views": "Verdicts on two views",
@@ -45,8 +44,7 @@ TITLES = {
     "contexts": "One network, two contexts",
     "rates": "Learning rates of MDC and ARC", "own": "MDC and ARC, each at its own learning rate",
     "fair": "Verdicts on MDC and ARC, each at its own learning rate", "longer": "Length of training, at own rates",
-    "objectives": "Other objectives beside MDC and ARC",
-    "between": "What lies between ARC and MDC",
+    "objectives": "Other objectives beside MDC and ARC", "between": "What lies between ARC and MDC",
     "sentences": "Two sentences of a photograph, in both orders",
 }
 LEDGERS = ("claims", "compared", "mcdiffusion", "article", "views", "repetition", "fair")

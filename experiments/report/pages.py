@@ -67,7 +67,7 @@ def markdown(cells: Summaries) -> str:
                            [[row, *(text.get((row, column), "") for column in shown_columns)]
                             for row in rows if row not in absent])
     seeds = sorted({s.seeds for s in cells.values() if s}) or [0]
-    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    count = " to ".join(map(str, sorted({seeds[0], seeds[-1]})))
     outside = sorted({cell.row.rpartition(", ")[2] for cell in cells if cell.row not in absent} & {"CLIP-LB", "CoCa"})
     notes = [f"Seeds: {count}" + (", mean ± standard deviation" if seeds[-1] > 1 else ""),
              any(cell.paper is not None for cell in cells) and "The paper's number is in brackets",
@@ -98,9 +98,10 @@ def plot(name: str, cells: Summaries, path: Path) -> None:
         points = [(c.row, s) for c, s in cells.items() if s and c.column == column]
         line = [(row.removesuffix(unit).rpartition(" ")[2], s) for row, s in points if row.endswith(unit)]
         level |= {row: s for row, s in points if not row.endswith(unit) and row != "MDC"}
-        for s in (s for row, s in points if row == "MDC"):
-            axes.axhline(s.mean, color=f"C{colour}", linestyle="--", label=f"MDC, {column}")
-            axes.axhspan(s.mean - (s.std or 0), s.mean + (s.std or 0), color=f"C{colour}", alpha=0.15)
+        for row, s in points:
+            if row == "MDC":
+                axes.axhline(s.mean, color=f"C{colour}", linestyle="--", label=f"MDC, {column}")
+                axes.axhspan(s.mean - (s.std or 0), s.mean + (s.std or 0), color=f"C{colour}", alpha=0.15)
         if line:
             axes.errorbar([int(x) if name == "figure4" else x for x, _ in line], [s.mean for _, s in line],
                           [s.std or 0 for _, s in line], marker="o", color=f"C{colour}", capsize=2,
@@ -123,7 +124,6 @@ def captions(scale: Scale, captioning: Captioning, place: Place) -> list[dict]:
 
 
 def figure6(scale: Scale, place: Place, path: Path) -> str:
-
     from matplotlib.figure import Figure
 
     from open_clip_mdc.data.images import sample_image

@@ -36,7 +36,7 @@ class Measured:
         numbers = self.numbers(cells)
         if not numbers:
             return None
-        bound, items = 0.0, {seed: {} for seed in numbers}
+        bound, items = 0.0, {seed: defaultdict(float) for seed in numbers}
         for cell in cells:
             evaluation = cell.evaluation
             for_datasets = parts(self.results, self.scale, cell)
@@ -55,8 +55,7 @@ class Measured:
                         continue
                     mean = sum(share * value for _, share, value in found)
                     for image, share, value in found:
-                        key = family, image
-                        items[seed][key] = items[seed].get(key, 0.0) + weight * share * (value - mean)
+                        items[seed][family, image] += weight * share * (value - mean)
         return Side(numbers, bound, items, trainings(cells), self.family(cells, other))
 
     def family(self, cells: Cells, other: Cells) -> Pool | None:
@@ -69,8 +68,7 @@ class Measured:
             rows = {}
             for measures in wanted:
                 for run, known in self.by_run.items():
-                    if (is_captioner(run), run.at) == (kind, at) and run not in rows and \
-                            all(one in known for one in measures):
+                    if (is_captioner(run), run.at) == (kind, at) and run not in rows and known.keys() >= set(measures):
                         rows[run] = self.numbers(tuple(known[one] for one in measures))
             self.families[key] = pool(list(rows.values()))
         return self.families[key]

@@ -1,12 +1,13 @@
 """Compare what the networks of `contexts` are good at, from ARC to MDC: by blocks, and by the share of ARC's rows.
 
     make between
+    make between SCALE=rich    # after half of a run, where MDC and ARC differ most, and at the rate chosen for MDC
 """
 from collections.abc import Iterator
 from pathlib import Path
 
 from .cells import Cell, Numbers, Run, caption_cells, probes, selections
-from .contexts import BETWEEN, of_contexts
+from .contexts import BETWEEN, REDUNDANCIES, of_contexts
 from .curves import draw_bands
 from .scale import Scale
 
@@ -21,16 +22,17 @@ LINES = {
     BY_BEAM: {"100 %": ("ARC", BEAM)} | {
         f"{share} %": (row, ("--sampler", "beam")) for share, row in ((75, "Mix 75"), (50, "Mix"), (25, "Mix 25"))}}
 GAIN = "gain, 1/1000 nats"
-DRAWN = (GAIN, "shape", "CIDEr", "steps")  # other columns are at 100 %
+DRAWN = (GAIN, "shape", "relation", "CIDEr", "steps")  # other columns are at 100 %
 
 
 def between(scale: Scale) -> Iterator[Cell]:
-    """Yield what the image tells of a second word, probes, pairs of captions and captions."""
+    """Yield what the image tells of a second word, if the world has one, probes, pairs of captions and captions."""
+    gain = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0)} if scale.alt in REDUNDANCIES else {}
     for line, points in LINES.items():
         for x, (objective, flags) in points.items():
-            row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt)
-            measured = {GAIN: of_contexts(scale.alt, "gain", "second")._replace(scale=1000.0), **probes(scale),
-                        **selections(scale, "_debiased")}
+            row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt,
+                                                epochs=1 if gain else 0.5, rate=scale.chosen.get("MDC"))
+            measured = {**gain, **probes(scale), **selections(scale, "_debiased")}
             for column, evaluation in measured.items() if line != BY_BEAM else ():
                 yield Cell(row, column, run, evaluation, block=line, competes=False)
             yield from caption_cells(scale, row, run, ("CIDEr", "steps"), flags, line, best=())
@@ -39,7 +41,8 @@ def between(scale: Scale) -> Iterator[Cell]:
 def plot(scale: Scale, numbers: Numbers, path: Path) -> None:
     """Draw a panel for each of DRAWN. A block's size and a share of ARC's rows have the same x."""
     ticks = ["\n".join(x) for x in zip(LINES["blocks"], LINES["Mix"], strict=True)]
-    draw_bands(path, dict(zip(DRAWN, DRAWN, strict=True)), LINES, numbers,
+    columns = {cell.column: cell.column for cell in numbers if cell.column in DRAWN}
+    draw_bands(path, columns, LINES, numbers,
                lambda cell: list(LINES[cell.block]).index(cell.row.split(", ")[1]),
                xlabel="tokens of a block / ARC's share", xticks=range(len(ticks)), xticklabels=ticks)
 

@@ -164,8 +164,8 @@ TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4
 
 # The field that a scale needs to have a table, if its `tables` do not name it.
 NEEDED = {**dict.fromkeys((*article.TABLES, *views.TABLES), "article"), **dict.fromkeys(mcdiffusion.TABLES, "val"),
-          **dict.fromkeys((*photos.TABLES, *contexts.TABLES, *between.TABLES), "tables"),
-          **dict.fromkeys(("curves", "longer", "objectives"), "curve")}
+          **dict.fromkeys((*photos.TABLES, *contexts.TABLES), "tables"),
+          **dict.fromkeys(("curves", "longer", "objectives", "between"), "curve")}
 
 
 def tables_of(scale: Scale) -> dict[str, list[Cell]]:

@@ -18,7 +18,7 @@ from experiments.report.sides import Measured
 from experiments.sentences import LEFT, from_the_left, measure, words_of
 from experiments.tables import between
 from experiments.tables import contexts as tables
-from experiments.tables.scales import CONTEXTS, SENTENCES
+from experiments.tables.scales import CONTEXTS, RICH, SENTENCES
 from open_clip_mdc import register, unregister
 from open_clip_mdc.text.packing import pack
 from open_clip_mdc.text.special_tokens import valid_tokens
@@ -154,9 +154,12 @@ def test_between_has_one_network_at_both_ends_of_its_lines_and_draws_them(tmp_pa
                                           for column, run, evaluation in of_row["Mix, 50 %"]}
     commands = dry_run("contexts", tmp_path, "between")
     assert sum("--train-data" in command for command in commands) == len(tables.BETWEEN) - 2  # CapPa, blocks of 3
-    assert len([c for c in claims.claims_of("between", CONTEXTS) if c.left and c.right]) == 10
+    assert len(claims.claims_of("between", CONTEXTS)) == 10
     between.plot(CONTEXTS, {cell: {0: 1.0, 1: 2.0} for cell in cells}, tmp_path / "between.png")
     assert Image.open(tmp_path / "between.png").width == 4 * 300
+    rich = between.between(RICH)  # where no second word is known to be told by the first
+    assert {(cell.run.rate, cell.column == between.GAIN) for cell in rich} == {(RICH.chosen["MDC"], False)}
+    assert len(claims.claims_of("between", RICH)) == 13
 
 
 def test_words_of_both_sentences_are_found_without_full_stops():
