@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 from collections import Counter
 from contextlib import suppress
@@ -140,10 +141,10 @@ def test_a_process_that_is_killed_is_one_line_and_leaves_nothing(tmp_path, monke
 
 
 def test_the_command_prints_a_pattern_that_upstream_expands_to_its_shards(tmp_path, capsys):
-    out = tmp_path / "deeper/scenes"
+    out = tmp_path / "deeper/my scenes"
     run_tool(["scenes", "--out", out,
               "--size 40 --objects 3 --sizes --seed 7 --num-train 20 --num-val 3 --num-probe 2 --num-pairs 2"])
-    pattern = re.search("--train-data '(.+?)'", capsys.readouterr().out)[1]
+    *_, pattern, _, _ = shlex.split(capsys.readouterr().out)
     shards = expand_urls(pattern)[0]
     assert shards == sorted(map(str, out.glob("train/*.tar")))
     stored = samples(*shards)

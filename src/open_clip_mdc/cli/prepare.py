@@ -17,6 +17,7 @@ prepare_layouts.py lists the layouts that `shards` reads.
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..data import shards as tars
 from ..data.captions import CAPTION_SEPARATOR, is_text
 from ..data.files import new_folder, parse_json, write_json
 from ..data.images import stored
-from ..data.paths import inside
+from ..data.paths import for_shell, inside
 from ..data.shards import shard_pattern
 from ..errors import plural, printable
 from ..progress import progress_bar
@@ -86,7 +87,7 @@ def usable(samples: Iterable[Sample], left_out: list[str], skip: bool = True) ->
 
 def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str, separator: str) -> dict[str, int]:
     """Write shards of SHARD_SIZE samples and return their sizes. JPEG, PNG and WebP images are copied unchanged."""
-    sizes = {}
+    sizes = Counter()
     for number, group in groupby(enumerate(samples), lambda item: item[0] // SHARD_SIZE):
         name = shard.format(number)
         with tars.tar_writer(folder / name) as writer:
@@ -97,7 +98,7 @@ def write_split(folder: Path, samples: Iterable[tuple[str, Sample]], shard: str,
                     "txt": separator.join(sample.captions),
                     "json": {"filename": sample.name, "captions": sample.captions},
                 })
-                sizes[name] = sizes.get(name, 0) + 1
+                sizes[name] += 1
     return sizes
 
 
@@ -115,23 +116,21 @@ def write(out: str, splits: dict[str, Iterable[Sample]], left_out: list[str], jo
     hints = []
     with new_folder(out) as folder:
         for split, samples in splits.items():
-            shard, separator = "{:05d}.tar", " " if join else CAPTION_SEPARATOR
-            if split == "test":
-                shard, separator = "{}.tar", "\n"
-            sizes = write_split(folder / split, usable(samples, left_out, skip), shard, separator)
+            form = ("{}.tar", "\n") if split == "test" else ("{:05d}.tar", " " if join else CAPTION_SEPARATOR)
+            sizes = write_split(folder / split, usable(samples, left_out, skip), *form)
             if not sizes:
                 raise ValueError(f"no usable image for {split}: {left_out[0] if left_out else 'there is none'}")
             if split == "test":  # clip_benchmark's captioning format, which it calls retrieval
                 (folder / "test" / "nshards.txt").write_text(str(len(sizes)))
                 (folder / "dataset_type.txt").write_text("retrieval")
-                use = f"--dataset wds/{Path(out).name} --dataset_root {out} --task captioning"
+                use = f"--dataset wds/{for_shell(Path(out).name)} --dataset_root {for_shell(out)} --task captioning"
             else:
                 write_json(folder / split / "sizes.json", sizes)  # OpenCLIP reads the number of samples here
-                use = f"--{split}-data '{shard_pattern(f'{out}/{split}', len(sizes))}'"
-            hints.append(f"{plural(sum(sizes.values()), 'image')}: {use}")
-        if left_out and not skip:
-            refuse(left_out)
+                use = f"--{split}-data {for_shell(shard_pattern(f'{out}/{split}', len(sizes)))}"
+            hints.append(f"{plural(sizes.total(), 'image')}: {use}")
         if left_out:
+            if not skip:
+                refuse(left_out)
             (folder / "left_out.txt").write_text("".join(f"{row}\n" for row in left_out), encoding="utf-8")
             hints.append(f"{plural(len(left_out), 'image')} left out: {out}/left_out.txt")
     print("\n".join(hints))

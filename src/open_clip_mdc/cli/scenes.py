@@ -20,7 +20,8 @@ from pathlib import Path
 from ..bulk.engine import process_pool
 from ..data.files import new_folder, write_json
 from ..data.images import encode_png
-from ..data.shards import tar_writer
+from ..data.paths import for_shell
+from ..data.shards import shard_pattern, tar_writer
 from ..progress import progress_bar
 from ..scenes import mentions as mentions_world
 from ..scenes import plain as plain_world
@@ -174,6 +175,5 @@ def world_of(args: argparse.Namespace) -> World:
 def run(args: argparse.Namespace) -> None:
     world = world_of(args)
     build(args.out, world, args.num_train, args.num_val, args.num_probe, args.num_pairs, args.jobs, args.masks)
-    last = train_shards(world, args.num_train) - 1
-    print(f"{args.out}: {args.num_train} training scenes, --train-data '{args.out}/train/{{00000..{last:05d}}}.tar' "
-          f"--val-data {args.out}/val/00000.tar")
+    train, val = shard_pattern(f"{args.out}/train", train_shards(world, args.num_train)), f"{args.out}/val/00000.tar"
+    print(f"{args.out}: {args.num_train} training scenes, --train-data {for_shell(train)} --val-data {for_shell(val)}")

@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> None:
             by = args.clip.partition(":")[0] if clip else "one pass of the captioner"
             facts["Shortlist"] = f"the {args.shortlist} best images by {by}"
         write_found(args, hits, paths, facts, skipped)
-    write_rows(args.out, COLUMNS if prior else COLUMNS[:4], (hit for own in hits for hit in own))
+    write_rows(args.out, COLUMNS if prior else COLUMNS[:4], sum(hits, []))
     for suffix in ("", ".clip", ".first"):
         Path(f"{part}{suffix}").unlink(missing_ok=True)
     for sentence, own in zip(sentences, hits, strict=True):
