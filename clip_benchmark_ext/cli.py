@@ -78,7 +78,8 @@ def check(args: argparse.Namespace, argv: list[str]) -> None:
     for name in sorted(others - read.get(args.task, others)):  # "auto" may be any task
         if f"--{name}" in given:
             print(f"warning: --{name} changes nothing for --task {args.task}", file=sys.stderr)
-    values = {**vars(args), **args.flags._asdict(), "flags": None}
+    values = {**vars(args), **args.flags._asdict(), "flags": None,
+              "pretrained": args.pretrained_model or args.pretrained}
     for name in OUTPUTS:
         if template := values.get(name):
             check_unread(f"--{name}", template, files_in(x for key, x in values.items() if key not in OUTPUTS))
@@ -98,6 +99,7 @@ def main(argv: list[str] | None = None) -> int | None:
     import torch
     from clip_benchmark import cli as upstream
 
+    from open_clip_mdc.integration.checkpoints import default_device
     from open_clip_mdc.integration.processes import keep_freed_memory, leave_at_exit
     from open_clip_mdc.models.precision import emulated
 
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> int | None:
         if flags.datasets:
             from .datasets import known
             known.use(flags.datasets)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = default_device()
         if args.distributed:  # clip_benchmark gives each process other data sets, here processes share each one
             args.distributed = False
             distributed.start(device)

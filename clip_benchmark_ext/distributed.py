@@ -24,8 +24,7 @@ def start(device_type: str) -> None:
 
 
 def rank_and_size() -> tuple[int, int]:
-    started = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
 def is_first() -> bool:
@@ -38,8 +37,7 @@ def own_batches(dataloader: Iterable, description: str, count: int | None = None
     `count` is the number of batches of all processes, if a stream's is known.
     """
     rank, size = rank_and_size()
-    indexed = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)
-    if indexed:
+    if isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset):
         batches = list(dataloader.batch_sampler)
         count = len(batches)
         own = DataLoader(dataloader.dataset, batch_sampler=batches[rank::size], num_workers=dataloader.num_workers,
@@ -61,7 +59,7 @@ def merge(numbered: list[tuple[int, object]]) -> list:
     if size > 1:
         parts = [None] * size
         dist.all_gather_object(parts, numbered)
-    return [result for _, result in sorted((x for part in parts for x in part), key=lambda x: x[0])]
+    return [result for _, result in sorted(sum(parts, []), key=lambda x: x[0])]
 
 
 def gathered(numbered: Iterator[tuple[int, Result]]) -> Iterator[Result]:

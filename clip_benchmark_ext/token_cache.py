@@ -90,4 +90,4 @@ def load(key: dict, dataloader: Iterable, encode: Encode, args: Namespace) -> To
     if not count:
         raise ValueError(f"{desc}: the data set is empty")
     write_json(about, {"batches": count, "key": key})
-    return TokenCache([place / f"{number:08d}.safetensors" for number in range(count)])
+    return TokenCache(sorted(place.glob("*.safetensors")))

@@ -16,12 +16,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from open_clip_mdc.data.images import decode_image
+from open_clip_mdc.data.paths import inside
 from open_clip_mdc.data.shards import image_member, read_samples
 from open_clip_mdc.data.text import read_names
 
 from .known import MASKED
 
 VOID = 255
+VOC = {"JPEGImages": ".jpg", "SegmentationClass": ".png"}  # folders of images and masks
 Source = Path | bytes
 Pairs = list[tuple[str, Source, Source]]  # name, image and mask
 
@@ -46,9 +48,9 @@ def _of_ade20k(root: Path, split: str) -> Pairs:
 
 
 def _of_voc(root: Path, split: str) -> Pairs:
-    names = read_names(Path(root, "ImageSets", "Segmentation", f"{split}.txt"))
-    return [(name, Path(root, "JPEGImages", f"{name}.jpg"), Path(root, "SegmentationClass", f"{name}.png"))
-            for name in names]
+    listed = Path(root, "ImageSets", "Segmentation", f"{split}.txt")
+    return [(name, *(inside(root / folder, f"{name}{suffix}", listed, name) for folder, suffix in VOC.items()))
+            for name in read_names(listed)]
 
 
 FORMS = {"shard": _of_shard, "ade20k": _of_ade20k, "voc": _of_voc}
