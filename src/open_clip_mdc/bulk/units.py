@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -85,13 +85,12 @@ def check_source(unit: Unit, source: dict | None, made: Path) -> None:
     raise ValueError(f"{made} was made of {what}: remove it, or choose another folder")
 
 
-def check_settings(settings: dict, tables: Iterable[Path]) -> None:
+def check_settings(settings: dict, old: dict, path: Path) -> None:
+    """Raise ValueError if the table at `path`, with the settings `old`, was not made with these settings."""
     settings = json.loads(json.dumps(settings))
-    for path in tables:
-        old = read_about(path)["settings"]
-        if unlike := [name for name in settings | old if old.get(name) != settings.get(name)]:
-            raise ValueError(f"{path} was made with {unlike[0]} {old.get(unlike[0])}, not {settings.get(unlike[0])}: "
-                             "choose another --out")
+    if unlike := [name for name in settings | old if old.get(name) != settings.get(name)]:
+        raise ValueError(f"{path} was made with {unlike[0]} {old.get(unlike[0])}, not {settings.get(unlike[0])}: "
+                         "choose another --out")
 
 
 @contextmanager
@@ -145,7 +144,7 @@ def write_all(units: list[Unit], args: argparse.Namespace, worker: Worker) -> tu
                 about = read_about(target)
                 check_source(units_of[target], about.get("source"), target)
                 first = first or about["settings"]
-                check_settings(first, [target])
+                check_settings(first, about["settings"], target)
                 totals.update(about["stats"])
                 skipped[target] = about.get("skipped", [])
                 say(units_of[target], about["stats"]["images"], target in there)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..bulk.tables import key_of, write_table
+from ..bulk.tables import key_of, read_about, write_table
 from ..bulk.units import READ, Unit, check_settings, files_of, source_of
 from ..data.fingerprint import fingerprint
 from ..data.images import Batch, Images
@@ -20,7 +20,8 @@ def table_worker(args: argparse.Namespace, loaded: PretrainedCaptioner, schema: 
     `columns` gives a batch's values by column. They have `key` only if rows are not the batch's images.
     """
     settings = {"tool": args.tool, "model": fingerprint(loaded.model), "precision": loaded.precision, **settings}
-    check_settings(settings, list(Path(args.out).glob("*.parquet"))[:1])  # all have those of the first
+    for table in list(Path(args.out).glob("*.parquet"))[:1]:  # all have the settings of the first
+        check_settings(settings, read_about(table)["settings"], table)
 
     def write_shard(shard: Unit, out: Path) -> None:
         stats, source, skipped = {"images": 0, "rows": 0, "broken": 0}, source_of(shard), []
