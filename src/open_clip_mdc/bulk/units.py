@@ -131,8 +131,7 @@ def write_all(units: list[Unit], args: argparse.Namespace, worker: Worker) -> tu
     Returns the paths of the tables in the order of `units`, names of skipped images (the first ones of each table), and
     the number of skipped images.
     """
-    twice = [name for name, count in Counter(map(unit_name, units)).items() if count > 1]
-    if twice:
+    if twice := [name for name, count in Counter(map(unit_name, units)).items() if count > 1]:
         raise ValueError(f"two inputs are named {twice[0]}, so both would be {twice[0]}.parquet: give each its own "
                          "--out")
     work = [(unit, Path(args.out, f"{unit_name(unit)}.parquet")) for unit in units]

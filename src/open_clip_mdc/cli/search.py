@@ -24,6 +24,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -170,7 +171,7 @@ def run(args: argparse.Namespace) -> None:
             by = args.clip.partition(":")[0] if clip else "one pass of the captioner"
             facts["Shortlist"] = f"the {args.shortlist} best images by {by}"
         write_found(args, hits, paths, facts, skipped)
-    write_rows(args.out, COLUMNS if prior else COLUMNS[:4], sum(hits, []))
+    write_rows(args.out, COLUMNS if prior else COLUMNS[:4], chain.from_iterable(hits))
     for suffix in ("", ".clip", ".first"):
         Path(f"{part}{suffix}").unlink(missing_ok=True)
     for sentence, own in zip(sentences, hits, strict=True):
