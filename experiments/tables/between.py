@@ -22,7 +22,7 @@ LINES = {
     BY_BEAM: {"100 %": ("ARC", BEAM)} | {
         f"{share} %": (row, ("--sampler", "beam")) for share, row in ((75, "Mix 75"), (50, "Mix"), (25, "Mix 25"))}}
 GAIN = "gain, 1/1000 nats"
-DRAWN = (GAIN, "shape", "relation", "CIDEr", "steps")  # other columns are at 100 %
+DRAWN = (GAIN, "shape", "relation", "CIDEr", "steps")  # others are near 100 %, or fall with these
 
 
 def between(scale: Scale) -> Iterator[Cell]:
