@@ -116,7 +116,7 @@ def frozen_options(path: Path, dataset: str, captions: list[str], tagger: Tagger
         claimed = content.pop("sha256")
         cases = [(str(case["caption"]), [str(text) for text in case["perturbed"]]) for case in content["cases"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no file of perturbations ({error!r}): move it away to make a new one") from error
+        raise ValueError(f"{path} is not a file of frozen perturbations ({error!r}): move it and try again") from error
     if _sha256(content) != claimed:
         raise ValueError(f"{path} was changed after it was made: its content does not have the SHA-256 written in it. "
                          "Restore the original, or move it away to make new negatives (numbers then differ)")

@@ -31,7 +31,7 @@ def between(scale: Scale) -> Iterator[Cell]:
     for line, points in LINES.items():
         for x, (objective, flags) in points.items():
             row, run = f"{line}, {x}", Run(BETWEEN[objective].format(scale.backbone), scale.alt,
-                                                epochs=1 if gain else 0.5, rate=scale.chosen.get("MDC"))
+                                           epochs=1 if gain else 0.5, rate=scale.chosen.get("MDC"))
             measured = {**gain, **probes(scale), **selections(scale, "_debiased")}
             for column, evaluation in measured.items() if line != BY_BEAM else ():
                 yield Cell(row, column, run, evaluation, block=line, competes=False)

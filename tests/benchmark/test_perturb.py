@@ -98,8 +98,8 @@ def test_perturbations_are_made_once_and_then_only_read(tmp_path):
     (lambda content: content["cases"][0]["perturbed"].__setitem__(0, "an easier negative"), "was changed after"),
     (lambda content: content.update(seed=2), "was changed after"),
     (lambda content: content.update(sha256="0" * 64), "was changed after"),
-    (lambda content: content.pop("sha256"), "no file of perturbations"),
-    (lambda content: content.update(cases=3), "no file of perturbations"),
+    (lambda content: content.pop("sha256"), "not a file of frozen perturbations"),
+    (lambda content: content.update(cases=3), "not a file of frozen perturbations"),
 ])
 def test_a_changed_perturbation_file_is_refused(tmp_path, change, message):
     frozen = order_folder(tmp_path)
