@@ -23,7 +23,7 @@ SHORT4 := tests/core/test_versions.py tests/core/test_integration.py -k \
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint prose docs dist faults photo decodings decodings-rich bench bench-gpu clean
+.PHONY: help demo test lint prose docs dist faults photo decodings decodings-rich beside bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -60,6 +60,7 @@ help:
 	@echo "make epochs repetition     repeat 500 photographs 1 to 64 times: does MDC or ARC overfit?"
 	@echo "make photo                 make the captioner that is in the package, from make photos"
 	@echo "make decodings             compare ways of decoding by steps and quality, with the models of make demo and make photos"
+	@echo "make beside                the tables of one training each: a contrastive loss, probes, words on images, retrieval"
 	@echo "make decodings-rich        the same in the rich world, after an hour of training"
 	@echo "make reproduce CLAIM=scenes.bert15            run one claim of results/claims.csv and compare it with its archive"
 	@echo "make results               write all pages and figures of results from their archives"
@@ -166,7 +167,7 @@ EXPERIMENT = $(if $(DRY_RUN),$(PYTHON),$(BIN)/python) -m experiments.run --scale
 # MC-Diffusion's own scale is CUB-200.
 table6 figure7 mcdiffusion: override SCALE := $(SCALE:paper=cub)
 photos tries: override SCALE := $(SCALE:scenes=photos)
-photos tries towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
+photos beside tries towers epochs repetition sentences: override DATA := $(DATA:data=../shared/data/flickr8k_224)
 epochs repetition: override SCALE := few
 contexts: override SCALE := contexts
 between: override SCALE := $(SCALE:scenes=contexts)
@@ -188,6 +189,7 @@ results: | .venv/installed
 
 # The captioner "photo", which `open_clip_mdc caption` takes by default.
 PHOTO := MDC-small-timm-tf_efficientnet_lite0
+ARC_PHOTO := build/photos/runs/$(PHOTO:MDC%=ARC%)-locked--captions--s0
 photo: photos
 	rm -rf build/photo
 	$(BIN)/open_clip_mdc export --pretrained build/photos/runs/$(PHOTO)-locked--captions--s0 --to open_clip --half \
@@ -201,9 +203,46 @@ DECODINGS := OMP_NUM_THREADS=1 $(BIN)/python -m experiments.decodings
 decodings: photos | $(TRAINED)
 	$(DECODINGS) --mdc $(DEMO)/mdc --arc $(DEMO)/arc --data $(SCENES)/val/00000.tar --length 8 --limit 100 \
 	    --out build/decodings/scenes
-	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc build/photos/runs/$(PHOTO:MDC%=ARC%)-locked--captions--s0 \
+	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc $(ARC_PHOTO) \
 	    --data build/photos/data/captions/test/0.tar --length 12 --limit 200 --out build/decodings/photos
 	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
+# Results of one training each, for the tables of results/beside.md. To publish them, run
+# `python -m experiments.report.archive pack build/beside experiments/results/beside.tar.xz` and `make results`.
+BESIDE := build/beside
+SIDE := $(BESIDE)/results
+LEARNT := checkpoints/epoch_$(DEMO_EPOCHS).pt
+TRAIN_beside = $(TRAIN) --logs $(BESIDE)/runs --lr 1e-3 --epochs $(DEMO_EPOCHS)
+BOTH := MDC-ViT-Ti-8-contrastive
+LIT := LiT-ViT-Ti-8 --lock-image --pretrained-image
+COSINE := ViT-Ti-8:$(BESIDE)/runs/clip $(BOTH):$(BESIDE)/runs/both LiT-ViT-Ti-8:$(BESIDE)/runs/lit LiT-ViT-Ti-8:$(BESIDE)/runs/floor
+FIRST := 40
+beside: decodings | $(TRAINED)
+	mkdir -p $(SIDE)/pointing $(SIDE)/decodings/items
+	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.progress --logs $(BESIDE)/logs \
+	    'clip=$(TRAIN_beside) --name clip --model ViT-Ti-8' 'both=$(TRAIN_beside) --name both --model $(BOTH)' \
+	    'lit=$(TRAIN_beside) --name lit --model $(LIT) $(DEMO)/mdc' \
+	    'floor=$(TRAIN_beside) --name floor --model $(LIT) $(DEMO)/untrained'
+	for run in $(COSINE) mdc:$(DEMO)/mdc; do \
+	    model=$${run%%:*}; weights=$${run#*:}/$(LEARNT); output="$(SIDE)/contrastive/{dataset}-{task}-{pretrained_full_path}.json"; \
+	    test $$model = $(BOTH) && scorer='--scorer cosine' || scorer=; \
+	    $(EVAL) --model $$model --pretrained $$weights --dataset wds/probe --dataset_root $(SCENES)/probe \
+	        --task linear_probe --feature_root $(BESIDE)/features --output "$$output" && \
+	    $(EVAL) --model $$model --pretrained $$weights $$scorer --dataset_root $(SCENES)/sugarcrepe \
+	        --dataset sugar_crepe/swap_att sugar_crepe/swap_obj sugar_crepe/replace_rel --output "$$output" && \
+	    $(EVAL) --model $$model --pretrained $$weights $$scorer --dataset_root $(SCENES)/probe --dataset wds/probe \
+	        --task zeroshot_classification --output "$$output" || exit; done
+	$(EVAL) --model timm-tf_efficientnet_lite0 --pretrained $(DATA)/../encoders/efficientnet_lite0 --image_size 128 \
+	    --dataset wds/cifar10 --dataset_root $(DATA)/../probe/cifar10 --task probe --output $(SIDE)/probes/probes.json
+	rm -rf $(BESIDE)/first $(BESIDE)/retrieval && mkdir $(BESIDE)/first
+	tar xf $(DATA)/test/00000.tar -C $(BESIDE)/first $$(tar tf $(DATA)/test/00000.tar | grep -v json | head -n $$((2 * $(FIRST))))
+	$(BIN)/open_clip_mdc prepare shards --test $(BESIDE)/first --out $(BESIDE)/retrieval
+	$(EVAL) --model arc --pretrained $(ARC_PHOTO) --dataset wds/retrieval --dataset_root $(BESIDE)/retrieval \
+	    --task zeroshot_retrieval --recall_k 1 5 10 --output $(SIDE)/retrieval/retrieval.json
+	$(BIN)/python -m experiments.pointing --scenes $(SCENES)/val/00000.tar \
+	    --runs MDC=$(DEMO)/mdc ARC=$(DEMO)/arc untrained=$(DEMO)/untrained > $(SIDE)/pointing/table.md
+	cp build/decodings/scenes.json $(SIDE)/decodings/items/
+	cp build/decodings/scenes.md $(SIDE)/decodings/table.md
+
 decodings-rich:
 	+$(MAKE) table3 SCALE=rich SEEDS=0
 	$(DECODINGS) --mdc build/rich/runs/MDC-ViT-Ti-8-rich--short--s0 --arc build/rich/runs/ARC-ViT-Ti-8-rich--short--s0 \

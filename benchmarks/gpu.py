@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -27,8 +26,7 @@ from .report import write_section
 
 FOLDER = Path(__file__).parent
 SECONDS = 480  # after which a part begins no new row
-PARTS = {name: getattr(gpu_parts, name) for name in (
-    "ceilings", "syncs", "decoding", "scoring", "steps")}
+PARTS = {name: getattr(gpu_parts, name) for name in ("ceilings", "syncs", "decoding", "scoring", "steps")}
 IDENTITY = ("model", "size", "batch", "mode", "what", "tokens", "precision", "tokens a step")
 HEAD = """# Speed and memory on a GPU
 
@@ -45,8 +43,7 @@ def show(value: object) -> str | None:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def table(rows: Iterable[dict]) -> str:
-    rows = list(rows)
+def table(rows: list[dict]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
     return markdown_table(columns, [[show(row.get(column)) for column in columns] for row in rows])
 
@@ -79,10 +76,11 @@ def report(results: dict) -> str:
             f"{results['date']}." if parts else "**No GPU has run any of this yet.**", "### Goals", goals(parts), STEPS]
     for part, rows in parts.items():
         text += [f"### Measured: {part}", table(rows)]
-    heaviest = [row for row in parts.get("steps", ()) if row.get("kernels")]
-    for row in heaviest:
-        text += [f"### The ten heaviest kernels: {row['model']} {row['size']}, batch {row['batch']}, {row['mode']}",
-                 f"All kernels: {show(row['kernel ms'])} ms", markdown_table(("kernel", "ms", "calls"), row["kernels"])]
+    for row in parts.get("steps", ()):
+        if row.get("kernels"):
+            text += [f"### The ten heaviest kernels: {row['model']} {row['size']}, batch {row['batch']}, {row['mode']}",
+                     f"All kernels: {show(row['kernel ms'])} ms",
+                     markdown_table(("kernel", "ms", "calls"), row["kernels"])]
     return "\n\n".join(text)
 
 

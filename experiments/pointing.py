@@ -123,12 +123,12 @@ def share(of_images: list[list[float]]) -> tuple[float, float]:
     return mean, 1.96 * math.sqrt(sum(x * x for x in influence) * count / max(count - 1, 1))
 
 
-def rows(name: str, results: list[Words]) -> Iterator[list[str]]:
+def rows(name: str, results: list[Words]) -> Iterator[list]:
     for kinds in (WORDS, *((kind,) for kind in WORDS)):
         words = [[numbers for kind, numbers in own if kind in kinds] for own in results]
         cells = [share([[numbers[place] for numbers in own] for own in words])
                  for place in range(len(next(own for own in words if own)[0]))]
-        yield [name, " and ".join(kinds), str(sum(map(len, words))),
+        yield [name, " and ".join(kinds), sum(map(len, words)),
                *(f"{100 * mean:.1f} ± {100 * error:.1f}" for mean, error in cells)]
 
 

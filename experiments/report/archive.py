@@ -20,8 +20,8 @@ from ..problems import in_one_line, make_parser
 from .results import TRAIN_LOG_LINE, read_results
 
 FOLDERS = ("results", "runs")
-RESULTS = ("results/*/*.json", "results/*/items/*.json", "results/judge/*.jsonl", "runs/*/command.txt",
-           "runs/*/environment.txt", "runs/*/checkpoints/results.jsonl", "runs/*/out.log")
+RESULTS = ("results/*/*.json", "results/*/table.md", "results/*/items/*.json", "results/judge/*.jsonl",
+           "runs/*/command.txt", "runs/*/environment.txt", "runs/*/checkpoints/results.jsonl", "runs/*/out.log")
 
 
 def read(path: Path) -> bytes:

@@ -238,7 +238,7 @@ def ledger(rows: list[Row], measured: Measured) -> str:
           f"*{row.shown}*" + (f": {row.why}" if row.why else "")] for row in judged])
     found = Counter(row.verdict for row in judged)
     page += f"\n\n{len(judged)} claims: {', '.join(f'{found[kind]} {kind}' for kind in KINDS)}.\n"
-    pools = [[what, f"{math.sqrt(one.variance):.2f}", f"{one.rows}", f"{one.freedom}"]
+    pools = [[what, f"{math.sqrt(one.variance):.2f}", one.rows, one.freedom]
              for one, what in pools_of(judged, measured).items()]
     if pools:
         page += "\n" + markdown_table(["standard deviation over seeds of", "points", "rows", "degrees of freedom"],

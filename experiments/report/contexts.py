@@ -130,7 +130,7 @@ def verdict_table(ledger: list[claims.Row]) -> str:
 
 
 def read_rows(measured: Measured, numbers: Numbers,
-              *measures: str) -> Iterator[tuple[Cell, str, dict[str, Finding], list[str]]]:
+              *measures: str) -> Iterator[tuple[Cell, str, dict[str, Finding], list]]:
     """Yield each row in each of its contexts: a cell, the context, its ratios, and its text in a table."""
     means = {(cell.row, cell.column): fmean(by_seed.values()) for cell, by_seed in numbers.items() if by_seed}
     for cell, by_seed in numbers.items():
@@ -143,7 +143,7 @@ def read_rows(measured: Measured, numbers: Numbers,
             yield cell, label, ratios, [label, *(
                 " / ".join(f"{means[cell.row, f'{context}{measure}, {place}']:.3f}" for place in tables.PLACES)
                 for measure in ("loss", "gain")), *map(shown, ratios.values()),
-                f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or alone else "", str(check.seeds)]
+                f"{'yes' if passes(check) else 'no'}: {shown(check)}" if context or alone else "", check.seeds]
 
 
 def page(measured: Measured, numbers: Numbers, ledger: list[claims.Row], path: Path) -> str:

@@ -1,10 +1,10 @@
 """Write the pages of results from the archives: make results, or python -m experiments.report.publish.
 
 An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->. An archive
-results/SCALE.PART.tar.xz fills results/PART.md. All claims go to results/claims.csv. From there they fill RESULTS.md
-between <!-- counts -->, <!-- better -->, <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->.
-The figures that these pages show are drawn again into figures/, with the archives' numbers. Everything that is in no
-archive, such as Figures 3 and 6, stays as it is.
+results/SCALE.PART.tar.xz fills results/PART.md. That of `make beside` holds tables as they were printed. All claims go
+to results/claims.csv. From there they fill RESULTS.md between <!-- counts -->, <!-- better -->, <!-- worse -->,
+<!-- equal --> or <!-- claims ID ... --> and <!-- end -->. The figures that these pages show are drawn again into
+figures/, with the archives' numbers. Everything that is in no archive, such as Figures 3 and 6, stays as it is.
 """
 import csv
 import re
@@ -22,7 +22,6 @@ from .claims import CLAIM_SEPARATOR, COLUMNS, KINDS, PAPER
 from .collect import LEDGERS, WITH_CLAIMS, collect
 
 FOLDER = Path(__file__).parents[1]
-WITHOUT_ARCHIVE = ("figure3", "figure6")
 BLOCK = re.compile(r"<!-- (counts|better|worse|equal|claims [\w -]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 Rows = list[dict[str, str]]  # of claims.csv
 
@@ -68,13 +67,23 @@ class Published(NamedTuple):
     figures: dict[str, bytes]  # PNG by the name of a file in figures/
 
 
+def printed(folder: Path) -> str:
+    """Return the table that a command printed, or that of results of `clip_benchmark eval`."""
+    from clip_benchmark_ext import table
+    if (file := folder / "table.md").exists():
+        return file.read_text(encoding="utf-8")
+    return table.markdown(table.read_results([str(path) for path in folder.glob("*.json")])) + "\n"
+
+
 def from_archive(file: Path, page: str) -> Published:
     """Return the tables and figures of an archive for which its page has a place, and its claims."""
     scale = file.name.partition(".")[0]
-    names = set(re.findall(rf"<!-- {scale} (\w+) -->", page)).difference(WITHOUT_ARCHIVE)
+    names = set(re.findall(rf"<!-- {scale} (\w+) -->", page)) - {"figure3", "figure6"}  # in no archive
     with TemporaryDirectory() as folder:
         out = Path(folder, scale)
         archive.unpack(file, out)
+        if scale not in SCALES:  # commands that print their tables, such as those of `make beside`
+            return Published({name: printed(out / "results" / name) for name in names}, "", {})
         pages = collect(SCALES[scale], Place(Path("data"), out, "", 0), sorted(names))
         tables = [out / "tables" / "claims" / f"{name}.csv" for name in WITH_CLAIMS if name in names]
         drawn = {scale if path.stem == scale else f"{scale}-{path.stem}": path for path in out.glob("tables/*.png")}
@@ -103,8 +112,7 @@ def chosen(rows: Rows, ids: list[str]) -> str:
     from open_clip_mdc.data.markdown import markdown_table
     lines = []
     of = {row["id"]: row for row in rows}
-    scales = dict.fromkeys(row["id"].partition(".")[0] for row in rows)
-    scales = [scale for scale in scales if any(f"{scale}.{one}" in of for one in ids)]
+    scales = dict.fromkeys(scale for scale, _, short in (row["id"].partition(".") for row in rows) if short in ids)
     for one in ids:
         found = [of.get(f"{scale}.{one}") for scale in scales]
         first = next((row for row in found if row), None)
@@ -122,7 +130,7 @@ def counts(rows: Rows) -> str:
         kind = "within" if row["verdict"].startswith("within") else row["verdict"]
         groups[row["ledger"], row["id"].partition(".")[0]].append(kind)
     kinds = [*KINDS, PAPER]
-    lines = [[*group, *(str(found.count(kind)) for kind in kinds)] for group, found in groups.items()]
+    lines = [[*group, *(found.count(kind) for kind in kinds)] for group, found in groups.items()]
     return markdown_table(["ledger", "scale", *kinds], lines) + "\n"
 
 

@@ -59,9 +59,9 @@ def images_until(scale: Scale, numbers: Numbers) -> dict[str, str]:
 
 def note(scale: Scale, numbers: Numbers) -> str:
     from open_clip_mdc.data.markdown import markdown_table
-    return (f"\nA whole run: {scale.images:,} images, {scale.images // scale.batch:,} steps of {scale.batch}.\n\n" +
-            markdown_table(["", f"images until {ENOUGH:.0f} % of {BOUND}"],
-                             list(images_until(scale, numbers).items())) + "\n")
+    table = markdown_table(["", f"images until {ENOUGH:.0f} % of {BOUND}"], images_until(scale, numbers).items())
+    return (f"\nA whole run: {scale.images:,} images, {scale.images // scale.batch:,} steps of {scale.batch}.\n\n"
+            f"{table}\n")
 
 
 def draw_bands(path: Path, columns: dict[str, str], objectives: Iterable[str], numbers: Numbers,

@@ -5,7 +5,6 @@ accuracy of linear probes in %, in the order of PROBES. Tables 4 and 5 are on Im
 """
 import csv
 from pathlib import Path
-from statistics import fmean
 
 PROBES = ("ImageNet", "Food101", "CIFAR-10", "CIFAR-100", "Pets")
 SELECTIONS = ("ARO relation", "ARO attribute", "COCO order", "Flickr30k order",
@@ -21,7 +20,3 @@ with Path(__file__).with_name("paper.csv").open(newline="", encoding="utf-8") as
 def probes(captions: str, network: str, method: str) -> dict[str, float]:
     """Return the accuracy of each probe of Table 1, in %."""
     return dict(zip(PROBES, TABLES["table1"][f"{captions}, {network}, {method}"], strict=True))
-
-
-def average(captions: str, network: str, method: str) -> float:
-    return round(fmean(probes(captions, network, method).values()), 1)
