@@ -60,8 +60,8 @@ help:
 	@echo "make epochs repetition     repeat 500 photographs 1 to 64 times: does MDC or ARC overfit?"
 	@echo "make photo                 make the captioner that is in the package, from make photos"
 	@echo "make decodings             compare ways of decoding by steps and quality, with the models of make demo and make photos"
-	@echo "make beside                the tables of one training each: a contrastive loss, probes, words on images, retrieval"
 	@echo "make decodings-rich        the same in the rich world, after an hour of training"
+	@echo "make beside                one training each: ways of decoding, a contrastive loss, probes, what words attend to, retrieval"
 	@echo "make reproduce CLAIM=scenes.bert15            run one claim of results/claims.csv and compare it with its archive"
 	@echo "make results               write all pages and figures of results from their archives"
 
@@ -215,9 +215,9 @@ TRAIN_beside = $(TRAIN) --logs $(BESIDE)/runs --lr 1e-3 --epochs $(DEMO_EPOCHS)
 BOTH := MDC-ViT-Ti-8-contrastive
 LIT := LiT-ViT-Ti-8 --lock-image --pretrained-image
 COSINE := ViT-Ti-8:$(BESIDE)/runs/clip $(BOTH):$(BESIDE)/runs/both LiT-ViT-Ti-8:$(BESIDE)/runs/lit LiT-ViT-Ti-8:$(BESIDE)/runs/floor
-FIRST := 40
+FIRST := 100
 beside: decodings | $(TRAINED)
-	mkdir -p $(SIDE)/pointing $(SIDE)/decodings/items
+	mkdir -p $(SIDE)/pointing $(SIDE)/decodings_scenes/items $(SIDE)/decodings_photos/items
 	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.progress --logs $(BESIDE)/logs \
 	    'clip=$(TRAIN_beside) --name clip --model ViT-Ti-8' 'both=$(TRAIN_beside) --name both --model $(BOTH)' \
 	    'lit=$(TRAIN_beside) --name lit --model $(LIT) $(DEMO)/mdc' \
@@ -228,7 +228,7 @@ beside: decodings | $(TRAINED)
 	    $(EVAL) --model $$model --pretrained $$weights --dataset wds/probe --dataset_root $(SCENES)/probe \
 	        --task linear_probe --feature_root $(BESIDE)/features --output "$$output" && \
 	    $(EVAL) --model $$model --pretrained $$weights $$scorer --dataset_root $(SCENES)/sugarcrepe \
-	        --dataset sugar_crepe/swap_att sugar_crepe/swap_obj sugar_crepe/replace_rel --output "$$output" && \
+	        --dataset sugar_crepe/swap_obj sugar_crepe/replace_rel --output "$$output" && \
 	    $(EVAL) --model $$model --pretrained $$weights $$scorer --dataset_root $(SCENES)/probe --dataset wds/probe \
 	        --task zeroshot_classification --output "$$output" || exit; done
 	$(EVAL) --model timm-tf_efficientnet_lite0 --pretrained $(DATA)/../encoders/efficientnet_lite0 --image_size 128 \
@@ -236,12 +236,15 @@ beside: decodings | $(TRAINED)
 	rm -rf $(BESIDE)/first $(BESIDE)/retrieval && mkdir $(BESIDE)/first
 	tar xf $(DATA)/test/00000.tar -C $(BESIDE)/first $$(tar tf $(DATA)/test/00000.tar | grep -v json | head -n $$((2 * $(FIRST))))
 	$(BIN)/open_clip_mdc prepare shards --test $(BESIDE)/first --out $(BESIDE)/retrieval
-	$(EVAL) --model arc --pretrained $(ARC_PHOTO) --dataset wds/retrieval --dataset_root $(BESIDE)/retrieval \
-	    --task zeroshot_retrieval --recall_k 1 5 10 --output $(SIDE)/retrieval/retrieval.json
+	for run in 'arc=--model arc --pretrained $(ARC_PHOTO)' 'parallel=--model mdc --pretrained photo --scorer parallel' \
+	    'shortlist=--model mdc --pretrained photo --shortlist 10'; do \
+	    $(EVAL) $${run#*=} --dataset wds/retrieval --dataset_root $(BESIDE)/retrieval --recall_k 1 5 10 \
+	        --task zeroshot_retrieval --feature_root $(BESIDE)/features --output $(SIDE)/retrieval/$${run%%=*}.json || exit; done
 	$(BIN)/python -m experiments.pointing --scenes $(SCENES)/val/00000.tar \
 	    --runs MDC=$(DEMO)/mdc ARC=$(DEMO)/arc untrained=$(DEMO)/untrained > $(SIDE)/pointing/table.md
-	cp build/decodings/scenes.json $(SIDE)/decodings/items/
-	cp build/decodings/scenes.md $(SIDE)/decodings/table.md
+	for what in scenes photos; do \
+	    cp build/decodings/$$what.json $(SIDE)/decodings_$$what/items/ && \
+	    cp build/decodings/$$what.md $(SIDE)/decodings_$$what/table.md || exit; done
 
 decodings-rich:
 	+$(MAKE) table3 SCALE=rich SEEDS=0

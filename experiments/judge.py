@@ -247,8 +247,7 @@ def run(args: argparse.Namespace) -> None:
 
         futures = [pool.submit(record, id) for id in ids if id not in known]
         try:
-            for future in progress_bar(as_completed(futures), "judge", total=len(ids),
-                               initial=len(ids) - len(futures)):
+            for future in progress_bar(as_completed(futures), "judge", total=len(ids), initial=len(ids) - len(futures)):
                 future.result()
         finally:
             stop.set()  # after a failure or Ctrl-C, only answers that are under way are still recorded
@@ -264,8 +263,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", required=True,
                         help=f"folder of images named by id, or {SHARDS}, whose keys or sample numbers (0, 1, ...) are "
                              "the ids")
-    parser.add_argument("--out", default="judge.jsonl",
-                        help="file of the answers, one per line (default: %(default)s)")
+    parser.add_argument("--out", default="judge.jsonl", help="file of the answers, one per line (default: %(default)s)")
     parser.add_argument("--url", default=os.environ.get("OPENAI_BASE_URL"),
                         help="address of the endpoint up to /v1, whose key is in $OPENAI_API_KEY (default: "
                              "$OPENAI_BASE_URL)")

@@ -7,6 +7,7 @@ to results/claims.csv. From there they fill RESULTS.md between <!-- counts -->, 
 figures/, with the archives' numbers. Everything that is in no archive, such as Figures 3 and 6, stays as it is.
 """
 import csv
+import logging
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -72,7 +73,7 @@ def printed(folder: Path) -> str:
     from clip_benchmark_ext import table
     if (file := folder / "table.md").exists():
         return file.read_text(encoding="utf-8")
-    return table.markdown(table.read_results([str(path) for path in folder.glob("*.json")])) + "\n"
+    return table.markdown(table.read_results(map(str, folder.glob("*.json")))) + "\n"
 
 
 def from_archive(file: Path, page: str) -> Published:
@@ -185,6 +186,7 @@ def publish(folder: Path) -> str:
 @in_one_line()
 def main() -> None:
     make_parser(__doc__).parse_args()
+    logging.disable(logging.WARNING)  # a table itself shows which groups of pairs have no row
     publish(FOLDER)
 
 

@@ -59,10 +59,10 @@ def test_the_commands_of_results_are_commands(page):
         documents.parse(argv)
 
 
-def test_each_table_that_is_typed_has_the_command_that_measures_it():
+def test_each_table_of_one_training_has_a_command_that_measures_it():
     page = (REPO / "experiments/results/beside.md").read_text(encoding="utf-8")
     for section in page.split("\n## ")[1:]:
-        assert "\n| ---" in section or "\n|---" in section
+        assert "\n| ---" in section
         assert "```sh\n" in section or "`make " in section.partition("\n|")[0], section[:60]
 
 
