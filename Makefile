@@ -190,6 +190,7 @@ results: | .venv/installed
 # The captioner "photo", which `open_clip_mdc caption` takes by default.
 PHOTO := MDC-small-timm-tf_efficientnet_lite0
 ARC_PHOTO := build/photos/runs/$(PHOTO:MDC%=ARC%)-locked--captions--s0
+PHOTO_TEST := build/photos/data/captions/test/0.tar
 photo: photos
 	rm -rf build/photo
 	$(BIN)/open_clip_mdc export --pretrained build/photos/runs/$(PHOTO)-locked--captions--s0 --to open_clip --half \
@@ -204,7 +205,7 @@ decodings: photos | $(TRAINED)
 	$(DECODINGS) --mdc $(DEMO)/mdc --arc $(DEMO)/arc --data $(SCENES)/val/00000.tar --length 8 --limit 100 \
 	    --out build/decodings/scenes
 	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc $(ARC_PHOTO) \
-	    --data build/photos/data/captions/test/0.tar --length 12 --limit 200 --out build/decodings/photos
+	    --data $(PHOTO_TEST) --length 12 --limit 200 --out build/decodings/photos
 	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
 # Results of one training each, for the tables of results/beside.md. To publish them, run
 # `python -m experiments.report.archive pack build/beside experiments/results/beside.tar.xz` and `make results`.
@@ -234,11 +235,12 @@ beside: decodings | $(TRAINED)
 	$(EVAL) --model timm-tf_efficientnet_lite0 --pretrained $(DATA)/../encoders/efficientnet_lite0 --image_size 128 \
 	    --dataset wds/cifar10 --dataset_root $(DATA)/../probe/cifar10 --task probe --output $(SIDE)/probes/probes.json
 	rm -rf $(BESIDE)/first $(BESIDE)/retrieval && mkdir $(BESIDE)/first
-	tar xf $(DATA)/test/00000.tar -C $(BESIDE)/first $$(tar tf $(DATA)/test/00000.tar | grep -v json | head -n $$((2 * $(FIRST))))
+	tar xf $(PHOTO_TEST) -C $(BESIDE)/first $$(tar tf $(PHOTO_TEST) | grep -v json | head -n $$((2 * $(FIRST))))
 	$(BIN)/open_clip_mdc prepare shards --test $(BESIDE)/first --out $(BESIDE)/retrieval
-	for run in 'arc=--model arc --pretrained $(ARC_PHOTO)' 'parallel=--model mdc --pretrained photo --scorer parallel' \
-	    'shortlist=--model mdc --pretrained photo --shortlist 10'; do \
-	    $(EVAL) $${run#*=} --dataset wds/retrieval --dataset_root $(BESIDE)/retrieval --recall_k 1 5 10 \
+	for run in 'arc=arc --pretrained $(ARC_PHOTO)' 'parallel=mdc --pretrained photo --scorer parallel' \
+	    'heuristic=mdc --pretrained photo' 'shortlist10=mdc --pretrained photo --shortlist 10' \
+	    'shortlist50=mdc --pretrained photo --shortlist 50'; do \
+	    $(EVAL) --model $${run#*=} --dataset wds/retrieval --dataset_root $(BESIDE)/retrieval --recall_k 1 5 10 \
 	        --task zeroshot_retrieval --feature_root $(BESIDE)/features --output $(SIDE)/retrieval/$${run%%=*}.json || exit; done
 	$(BIN)/python -m experiments.pointing --scenes $(SCENES)/val/00000.tar \
 	    --runs MDC=$(DEMO)/mdc ARC=$(DEMO)/arc untrained=$(DEMO)/untrained > $(SIDE)/pointing/table.md

@@ -25,8 +25,8 @@ COLUMNS = {  # column: the metric that it shows
     **dict(pair.split(": ") for pair in (
         "accuracy: text_acc, macro: text_acc_macro, micro: text_acc_micro, blind: text_acc_blind, "
         "debiased: text_acc_debiased, image: image_acc, both: acc, ties: ties, cases: cases, draws: mean_draws, "
-        "length: caption_length, B@4: Bleu_4, METEOR: METEOR, CIDEr: CIDEr, ROUGE-L: ROUGE_L, SPICE: SPICE, "
-        "CLIPScore: CLIPScore").split(", ")),
+        "shortlist: shortlist, length: caption_length, B@4: Bleu_4, METEOR: METEOR, CIDEr: CIDEr, ROUGE-L: ROUGE_L, "
+        "SPICE: SPICE, CLIPScore: CLIPScore").split(", ")),
     **{f"{way}{row}": f"{way}_acc{row.replace(' ', '_')}" for way in ("cloze", "choice") for row in ("", " blind")},
     "majority": "majority_acc", **{f"{k}-NN": f"knn{k}_acc1" for k in (10, 20, 100, 200)}, "linear": "linear_acc1",
     "linear, macro": "linear_macro", "attentive": "attentive_acc1", "attentive, macro": "attentive_macro",
@@ -34,7 +34,7 @@ COLUMNS = {  # column: the metric that it shows
     "mean length": "mean_length", "references": "reference_mean_length",  # numbers of words
 }
 OF_THE_SUBSET = {"dataset_root": None, "data_sha256": None}  # settings that may differ between subsets of a group
-COUNTS = "ties cases draws length".split()
+COUNTS = "ties cases draws shortlist length".split()
 LENGTHS = ("mean length", "references")
 
 

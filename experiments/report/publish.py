@@ -73,7 +73,7 @@ def printed(folder: Path) -> str:
     from clip_benchmark_ext import table
     if (file := folder / "table.md").exists():
         return file.read_text(encoding="utf-8")
-    return table.markdown(table.read_results(map(str, folder.glob("*.json")))) + "\n"
+    return table.markdown(table.read_results(sorted(map(str, folder.glob("*.json"))))) + "\n"
 
 
 def from_archive(file: Path, page: str) -> Published:

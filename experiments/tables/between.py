@@ -14,13 +14,13 @@ from .scale import Scale
 # For each x of a line the objective, and flags of decoding.
 BY_BEAM = "Mix by beam"
 GREEDY, BEAM = ("--num_beams", "1"), ("--num_beams", "6")
-AUTO, MIXED = ("--caption_length", "auto"), ("--sampler", "beam")
+AUTO, SEARCH = ("--caption_length", "auto"), ("--sampler", "beam")
 LINES = {
     "blocks": {"1": ("ARC", GREEDY), "2": ("blocks of 2", ()), "4": ("blocks of 4", ()), "8": ("blocks of 8", ()),
                "whole": ("MDC", AUTO)},
     "Mix": {"100 %": ("ARC", GREEDY), "75 %": ("Mix 75", AUTO), "50 %": ("Mix", AUTO), "25 %": ("Mix 25", AUTO),
             "0 %": ("MDC", AUTO)},
-    BY_BEAM: {"100 %": ("ARC", BEAM), "75 %": ("Mix 75", MIXED), "50 %": ("Mix", MIXED), "25 %": ("Mix 25", MIXED)}}
+    BY_BEAM: {"100 %": ("ARC", BEAM), "75 %": ("Mix 75", SEARCH), "50 %": ("Mix", SEARCH), "25 %": ("Mix 25", SEARCH)}}
 GAIN = "gain, 1/1000 nats"
 DRAWN = (GAIN, "shape", "relation", "CIDEr", "steps")  # others are near 100 %, or fall with these
 

@@ -32,9 +32,10 @@ def test_groups_of_sugar_crepe_are_shown_over_subsets_and_over_cases_under_these
 
 def test_what_a_likelihood_says_is_never_shown_without_its_debiased_number(tmp_path):
     head, _, row = markdown(read_results([write(tmp_path, "wds/probe", acc1=0.25, acc5=0.5, acc1_blind=0.1,
-                                                acc5_blind=0.3, acc1_debiased=0.75, acc5_debiased=1.0)])).splitlines()
-    assert head.endswith("| top-1 | top-1 blind | top-1 debiased | top-5 | top-5 blind | top-5 debiased |")
-    assert row.endswith("| 25.0 | 10.0 | 75.0 | 50.0 | 30.0 | 100.0 |")
+                                                acc5_blind=0.3, acc1_debiased=0.75, acc5_debiased=1.0,
+                                                shortlist=3)])).splitlines()
+    assert head.endswith("| top-1 | top-1 blind | top-1 debiased | top-5 | top-5 blind | top-5 debiased | shortlist |")
+    assert row.endswith("| 25.0 | 10.0 | 75.0 | 50.0 | 30.0 | 100.0 | 3 |")
 
 
 def test_results_of_other_settings_are_averaged_apart(tmp_path):
