@@ -207,6 +207,7 @@ decodings: photos | $(TRAINED)
 	$(DECODINGS) --mdc build/photos/runs/$(PHOTO)-locked--captions--s0 --arc $(ARC_PHOTO) \
 	    --data $(PHOTO_TEST) --length 12 --limit 200 --out build/decodings/photos
 	for what in scenes photos; do cp build/decodings/$$what.png experiments/figures/decodings-$$what.png || exit; done
+
 # Results of one training each, for the tables of results/beside.md. To publish them, run
 # `python -m experiments.report.archive pack build/beside experiments/results/beside.tar.xz` and `make results`.
 BESIDE := build/beside
