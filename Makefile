@@ -244,7 +244,8 @@ beside: decodings | $(TRAINED)
 	    $(EVAL) --model $${run#*=} --dataset wds/retrieval --dataset_root $(BESIDE)/retrieval --recall_k 1 5 10 \
 	        --task zeroshot_retrieval --feature_root $(BESIDE)/features --output $(SIDE)/retrieval/$${run%%=*}.json || exit; done
 	$(BIN)/python -m experiments.pointing --scenes $(SCENES)/val/00000.tar \
-	    --runs MDC=$(DEMO)/mdc ARC=$(DEMO)/arc untrained=$(DEMO)/untrained > $(SIDE)/pointing/table.md
+	    --runs MDC=$(DEMO)/mdc ARC=$(DEMO)/arc untrained=$(DEMO)/untrained > $(BESIDE)/pointing.md
+	mv $(BESIDE)/pointing.md $(SIDE)/pointing/table.md
 	for what in scenes photos; do \
 	    cp build/decodings/$$what.json $(SIDE)/decodings_$$what/items/ && \
 	    cp build/decodings/$$what.md $(SIDE)/decodings_$$what/table.md || exit; done
