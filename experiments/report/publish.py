@@ -1,10 +1,10 @@
 """Write the pages of results from the archives: make results, or python -m experiments.report.publish.
 
 An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->. An archive
-results/SCALE.PART.tar.xz fills results/PART.md. That of `make beside` holds tables as they were printed. All claims go
-to results/claims.csv. From there they fill RESULTS.md between <!-- counts -->, <!-- better -->, <!-- worse -->,
-<!-- equal --> or <!-- claims ID ... --> and <!-- end -->. The figures that these pages show are drawn again into
-figures/, with the archives' numbers. Everything that is in no archive, such as Figures 3 and 6, stays as it is.
+results/SCALE.PART.tar.xz fills results/PART.md. That of `make beside` has results of single commands, or tables that they
+printed. All claims go to results/claims.csv. From there they fill RESULTS.md between <!-- counts -->, <!-- better -->,
+<!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->. Figures that these pages show are drawn again
+into figures/, with the archives' numbers. What is in no archive, such as Figures 3 and 6, stays as it is.
 """
 import csv
 import logging
@@ -83,7 +83,7 @@ def from_archive(file: Path, page: str) -> Published:
     with TemporaryDirectory() as folder:
         out = Path(folder, scale)
         archive.unpack(file, out)
-        if scale not in SCALES:  # commands that print their tables, such as those of `make beside`
+        if scale not in SCALES:  # that of `make beside`
             return Published({name: printed(out / "results" / name) for name in names}, "", {})
         pages = collect(SCALES[scale], Place(Path("data"), out, "", 0), sorted(names))
         tables = [out / "tables" / "claims" / f"{name}.csv" for name in WITH_CLAIMS if name in names]
