@@ -1,7 +1,7 @@
 """Write the pages of results from the archives: make results, or python -m experiments.report.publish.
 
 An archive results/SCALE.tar.xz fills results/SCALE.md between <!-- SCALE TABLE --> and <!-- end -->. An archive
-results/SCALE.PART.tar.xz fills results/PART.md. That of `make beside` has results of single commands, or tables that they
+results/SCALE.PART.tar.xz fills results/PART.md. That of `make beside` has results of single commands or tables they
 printed. All claims go to results/claims.csv. From there they fill RESULTS.md between <!-- counts -->, <!-- better -->,
 <!-- worse -->, <!-- equal --> or <!-- claims ID ... --> and <!-- end -->. Figures that these pages show are drawn again
 into figures/, with the archives' numbers. What is in no archive, such as Figures 3 and 6, stays as it is.
